@@ -1,0 +1,237 @@
+"""The run configuration: one validated object. Unknown keys are refused; every field's docstring gives its meaning and unit.
+
+Roles read the resolved copy in the run directory, so that all of them see the same values.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+__all__ = ["RunConfig"]
+
+Positive = Annotated[int, Field(gt=0)]
+Count = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class Section(BaseModel):
+    """Base of all sections."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class RunSection(Section):
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = "run"
+    """Prefix of the run id (`NAME-DATE-TIME-xxxx`)."""
+    dir: str = "runs"
+    """Where run directories go; must be on a file system that all nodes of the job share. Relative: to the working directory."""
+    seed: Count = 0
+    """Seed of everything random: task order, sampling, minibatches."""
+
+
+class ModelSection(Section):
+    path: str
+    """Directory of the start weights: config.json, safetensors, tokenizer with chat template."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Type of the trainer's weights, of what travels, and of what is served."""
+
+
+class TasksSection(Section):
+    train: str
+    """Directory of Harbor task directories to train on."""
+    eval: str | None = None
+    """Directory of held-out Harbor task directories; None: no evaluation."""
+
+
+class RolloutSection(Section):
+    group_size: Annotated[int, Field(ge=1)] = 8
+    """Rollouts per group (one draw of a task)."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Sampling temperature. Recorded logprobs are those after temperature, and the trainer computes the same."""
+    max_tokens: Positive = 512
+    """Sampled tokens per model call, at most."""
+    max_turns: Positive = 8
+    """Model calls per attempt, at most."""
+    context_tokens: Positive = 4096
+    """Longest sequence of an attempt, prompt and tool output included."""
+    attempt_timeout_s: Seconds = 300.0
+    """Total wall clock of an attempt, from lease to artifact."""
+
+
+class StalenessSection(Section):
+    max_policy_lag: Count = 0
+    """Largest (current step − step of the oldest trained token) of a consumed trajectory. 0 is fully synchronous."""
+    max_age_s: Seconds | None = None
+    """Largest wall-clock age since the first generated token when a trajectory is consumed; None: no bound."""
+
+
+class OptimizerSection(Section):
+    name: Literal["adam", "adamw"] = "adamw"
+    lr: Annotated[float, Field(gt=0)] = 1e-6
+    """Learning rate after warm-up."""
+    betas: tuple[float, float] = (0.9, 0.99)
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    warmup_steps: Count = 0
+    """Linear warm-up, in training steps."""
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+
+
+class TrainerSection(Section):
+    ranks: Positive = 2
+    """Processes of the trainer group (one per GPU)."""
+    backend: Literal["gloo", "nccl"] = "gloo"
+    """torch.distributed backend. nccl needs one GPU per rank."""
+    threads: Positive = 1
+    """Compute threads per rank."""
+    steps: Positive = 100
+    """Training steps of the run; each consumes one batch."""
+    groups_per_step: Positive = 16
+    """Groups per batch."""
+    minibatches: Positive = 1
+    """Optimizer steps per batch."""
+    max_tokens_per_pack: Positive = 8192
+    """Packed micro-batch size: tokens per forward pass and rank."""
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Ratio clip: 1 − clip_low … 1 + clip_high."""
+    clip_high: Annotated[float, Field(gt=0)] = 0.2
+    normalize_advantages: bool = True
+    """Divide group advantages by the group's standard deviation (GRPO)."""
+    shuffle_rewards: bool = False
+    """Control experiment: permute rewards within each batch, so that there is nothing to learn."""
+    checkpoint_every: Positive = 50
+    """Steps between checkpoints; the last step is always one."""
+    keep_checkpoints: Positive = 2
+    """Older checkpoints are removed."""
+    optimizer: OptimizerSection = OptimizerSection()
+
+
+class EvalSection(Section):
+    every: Count = 0
+    """Steps between evaluations; 0: only before the first and after the last step."""
+    samples: Positive = 1
+    """Rollouts per held-out task."""
+
+
+class InferenceSection(Section):
+    replicas: Positive = 1
+    """vLLM servers; each is one MPI rank with its proxy."""
+    tensor_parallel: Positive = 1
+    """GPUs per replica."""
+    threads: Positive = 1
+    """Compute threads per replica (CPU serving)."""
+    max_num_seqs: Positive = 64
+    """Sequences decoded at once."""
+    kv_cache_gib: Annotated[float, Field(gt=0)] = 1.0
+    """KV cache per replica on CPUs, GiB (on GPUs vLLM takes what `gpu_memory_utilization` allows)."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.85
+    enforce_eager: bool = False
+    """No graph capture or compilation (faster start, slower decode; right for small models on CPUs)."""
+    start_timeout_s: Seconds = 600.0
+    """From starting vLLM to its first answer."""
+    request_timeout_s: Seconds = 120.0
+    """One generation, queueing included."""
+    extra_args: list[str] = []
+    """More arguments for the vLLM server, as on its command line."""
+
+
+class WeightsSection(Section):
+    chunk_mib: Annotated[float, Field(gt=0)] = 16.0
+    """Largest piece of one MPI message, MiB."""
+    chunks_in_flight: Positive = 4
+    """Messages under way per sender."""
+    quorum: Positive | None = None
+    """Replicas that must serve a version before new attempts are bound to it; None: one is enough to begin (rolling)."""
+    drain_timeout_s: Seconds = 120.0
+    """Longest wait for a replica's attempts before a flip; what still runs then is cancelled as stale."""
+
+
+class WorkerSection(Section):
+    per_node: Positive = 1
+    """Worker processes per sandbox node."""
+    concurrency: Positive = 16
+    """Attempts at once per worker."""
+    seal_every: Positive = 16
+    """Trajectories per shard, at most."""
+    seal_after_s: Seconds = 1.0
+    """Longest wait of a finished trajectory before its shard is sealed."""
+
+
+class SandboxSection(Section):
+    backend: Literal["apptainer", "process"] = "apptainer"
+    """`process` isolates nothing: for tests of hpcrl itself only."""
+    image: str = "containers/sandbox.def"
+    """Image for tasks that name none: a definition file, an unpacked directory or a .sif."""
+    start_concurrency: Positive = 4
+    """Container starts at once per worker."""
+    command_timeout_s: Seconds = 30.0
+    """One command of the agent."""
+    output_bytes: Positive = 16384
+    """What is kept of a command's output; head and tail remain, with a marker."""
+    memory_mib: Positive = 1024
+    disk_mib: Positive = 256
+    """Largest file and work directory growth."""
+    processes: Positive = 64
+    open_files: Positive = 256
+
+
+class ScoringSection(Section):
+    per_node: Positive = 1
+    """Scorer processes per sandbox node."""
+    concurrency: Positive = 8
+    """Attempts scored at once per scorer."""
+
+
+class CoordinatorSection(Section):
+    lease_s: Seconds = 30.0
+    """An attempt whose worker has not been heard of for so long is given up and tried again."""
+    heartbeat_s: Seconds = 5.0
+    infra_retries: Count = 3
+    """New attempts per rollout after infrastructure or data failures."""
+
+
+class SlurmSection(Section):
+    mpi: str = "pmi2"
+    """srun --mpi of the combined step."""
+    srun_args: list[str] = []
+    """More arguments for every srun."""
+    env: dict[str, str] = {}
+    """More environment for every role (for example UCX_TLS)."""
+
+
+class RunConfig(Section):
+    """A whole run."""
+
+    run: RunSection = RunSection()
+    mode: Literal["sync", "async"] = "async"
+    """`sync` is `staleness.max_policy_lag: 0`."""
+    model: ModelSection
+    tasks: TasksSection
+    rollout: RolloutSection = RolloutSection()
+    staleness: StalenessSection = StalenessSection()
+    trainer: TrainerSection = TrainerSection()
+    eval: EvalSection = EvalSection()
+    inference: InferenceSection = InferenceSection()
+    weights: WeightsSection = WeightsSection()
+    worker: WorkerSection = WorkerSection()
+    sandbox: SandboxSection = SandboxSection()
+    scoring: ScoringSection = ScoringSection()
+    coordinator: CoordinatorSection = CoordinatorSection()
+    slurm: SlurmSection = SlurmSection()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RunConfig:
+        if self.mode == "sync" and self.staleness.max_policy_lag != 0:
+            raise ValueError(
+                f"mode: sync means staleness.max_policy_lag: 0, but it is {self.staleness.max_policy_lag}; "
+                "set it to 0 or use mode: async"
+            )
+        if self.weights.quorum is not None and self.weights.quorum > self.inference.replicas:
+            raise ValueError(
+                f"weights.quorum is {self.weights.quorum} but there are only {self.inference.replicas} replicas "
+                "(inference.replicas)"
+            )
+        if self.rollout.max_tokens >= self.rollout.context_tokens:
+            raise ValueError("rollout.max_tokens must be smaller than rollout.context_tokens")
+        return self

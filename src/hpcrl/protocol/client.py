@@ -1,0 +1,201 @@
+"""The coordinator's calls as one table, and the two clients that make them.
+
+An ``Endpoint`` says path, role, request and reply; the server registers its routes from the same table, so that both sides agree by
+construction. Clients retry while the coordinator is away (connection errors, 502/503), with backoff and jitter, under one
+idempotency key, until ``patience_s`` is over: a restart of the coordinator is invisible to the roles.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import httpx
+
+from hpcrl.errors import InfraError
+from hpcrl.protocol import messages as m
+from hpcrl.protocol.keys import Role, role_key
+from hpcrl.protocol.rundir import RunDir
+
+__all__ = ["ENDPOINTS", "AsyncClient", "Client", "CoordinatorGone", "Endpoint", "wait_for_endpoint"]
+
+Req = TypeVar("Req", bound=m.Message)
+Rep = TypeVar("Rep", bound=m.Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint(Generic[Req, Rep]):
+    """One call: ``POST path`` with a JSON body of type ``request``, answered by ``reply``; ``mutates`` calls are idempotent by key."""
+
+    path: str
+    role: Role
+    request: type[Req]
+    reply: type[Rep]
+    mutates: bool = True
+
+
+LEASE = Endpoint("/v1/worker/lease", "worker", m.LeaseRequest, m.LeaseReply)
+HEARTBEAT = Endpoint("/v1/worker/heartbeat", "worker", m.Heartbeat, m.HeartbeatReply, mutates=False)
+ARTIFACT = Endpoint("/v1/worker/artifact", "worker", m.ArtifactReport, m.Ack)
+FAILED = Endpoint("/v1/worker/failed", "worker", m.FailureReport, m.Ack)
+SCORES = Endpoint("/v1/worker/scores", "worker", m.ScoresRequest, m.ScoresReply, mutates=False)
+SEALED = Endpoint("/v1/worker/sealed", "worker", m.SealedReport, m.Ack)
+
+LEASE_SCORING = Endpoint("/v1/scorer/lease", "scorer", m.ScoringRequest, m.ScoringReply)
+SCORED = Endpoint("/v1/scorer/scored", "scorer", m.ScoreReport, m.Ack)
+SCORING_FAILED = Endpoint("/v1/scorer/failed", "scorer", m.FailureReport, m.Ack)
+
+REGISTER = Endpoint("/v1/inference/register", "inference", m.ReplicaRegister, m.Empty)
+FLIP = Endpoint("/v1/inference/flip", "inference", m.FlipRequest, m.FlipGrant, mutates=False)
+READY = Endpoint("/v1/inference/ready", "inference", m.ReplicaReady, m.Empty)
+REFUSED = Endpoint("/v1/inference/refused", "inference", m.ReplicaRefused, m.Empty)
+
+START = Endpoint("/v1/trainer/start", "trainer", m.TrainerStart, m.TrainerStarted)
+PUBLISHED = Endpoint("/v1/trainer/published", "trainer", m.VersionPublished, m.Empty)
+BATCH = Endpoint("/v1/trainer/batch", "trainer", m.BatchRequest, m.Batch, mutates=False)
+CHECKPOINTED = Endpoint("/v1/trainer/checkpointed", "trainer", m.CheckpointDone, m.Empty)
+EVAL = Endpoint("/v1/trainer/eval", "trainer", m.EvalRequest, m.Empty)
+EVAL_STATUS = Endpoint("/v1/trainer/eval_status", "trainer", m.EvalStatusRequest, m.EvalResult, mutates=False)
+
+FINISH = Endpoint("/v1/admin/finish", "admin", m.Finish, m.Empty)
+STATUS = Endpoint("/v1/admin/status", "admin", m.StatusRequest, m.Status, mutates=False)
+
+ENDPOINTS: tuple[Endpoint, ...] = (
+    LEASE,
+    HEARTBEAT,
+    ARTIFACT,
+    FAILED,
+    SCORES,
+    SEALED,
+    LEASE_SCORING,
+    SCORED,
+    SCORING_FAILED,
+    REGISTER,
+    FLIP,
+    READY,
+    REFUSED,
+    START,
+    PUBLISHED,
+    BATCH,
+    CHECKPOINTED,
+    EVAL,
+    EVAL_STATUS,
+    FINISH,
+    STATUS,
+)
+"""All calls. ``admin`` is the launcher and the CLI. The batch call is repeatable by its version, heartbeats by nature."""
+
+
+class CoordinatorGone(InfraError):
+    """No answer from the coordinator for longer than the client's patience."""
+
+
+_RETRY_STATUS = frozenset({502, 503})
+_HTTP_TIMEOUT = httpx.Timeout(60.0, connect=5.0)
+_BACKOFF_CAP_S = 2.0
+
+
+class _Base:
+    """What both clients share: where the coordinator is (read again after each failure: it may have moved), and the headers."""
+
+    def __init__(self, run: RunDir, role: Role, patience_s: float = 60.0) -> None:
+        self._run = run
+        self._role = role
+        self._patience_s = patience_s
+        self._key = role_key(run.secret(), role)
+
+    def _url(self, endpoint: Endpoint[Req, Rep]) -> str:
+        base = self._run.endpoint("coordinator")
+        if base is None:
+            raise httpx.ConnectError("the coordinator has not announced itself yet")
+        return base + endpoint.path
+
+    def _headers(self, idempotency_key: str) -> dict[str, str]:
+        return {
+            "Authorization": f"Bearer {self._key}",
+            "Idempotency-Key": idempotency_key,
+            "Content-Type": "application/json",
+        }
+
+    def _delay(self, attempt: int, started: float, path: str, error: str) -> float:
+        """Seconds to wait before the next try. Raises CoordinatorGone when patience is over."""
+        waited = time.monotonic() - started
+        if waited > self._patience_s:
+            raise CoordinatorGone("coordinator_gone", f"no answer to {path} for {waited:.0f} s: {error}")
+        return random.uniform(0.5, 1.0) * min(_BACKOFF_CAP_S, 0.05 * 2**attempt)
+
+    @staticmethod
+    def _read(endpoint: Endpoint[Req, Rep], response: httpx.Response) -> Rep:
+        if response.status_code != 200:
+            raise InfraError("coordinator_refused", f"{endpoint.path}: {response.status_code} {response.text[:500]}")
+        return endpoint.reply.model_validate_json(response.content)
+
+
+class Client(_Base):
+    """Blocking client (trainer, inference receiver, launcher, CLI). Safe to use from several threads."""
+
+    def __init__(self, run: RunDir, role: Role, patience_s: float = 60.0) -> None:
+        super().__init__(run, role, patience_s)
+        self._http = httpx.Client(timeout=_HTTP_TIMEOUT, trust_env=False)
+
+    def call(self, endpoint: Endpoint[Req, Rep], request: Req) -> Rep:
+        """Make the call, retrying while the coordinator is away. Raises CoordinatorGone, InfraError."""
+        body, key, started, attempt = request.model_dump_json(), secrets.token_hex(16), time.monotonic(), 0
+        while True:
+            try:
+                response = self._http.post(self._url(endpoint), content=body, headers=self._headers(key))
+                if response.status_code not in _RETRY_STATUS:
+                    return self._read(endpoint, response)
+                error = f"HTTP {response.status_code}"
+            except httpx.TransportError as caught:
+                error = str(caught) or type(caught).__name__
+            time.sleep(self._delay(attempt, started, endpoint.path, error))
+            attempt += 1
+
+    def close(self) -> None:
+        self._http.close()
+
+
+class AsyncClient(_Base):
+    """asyncio client (worker, scorer)."""
+
+    def __init__(self, run: RunDir, role: Role, patience_s: float = 60.0) -> None:
+        super().__init__(run, role, patience_s)
+        self._http = httpx.AsyncClient(timeout=_HTTP_TIMEOUT, trust_env=False)
+
+    async def call(self, endpoint: Endpoint[Req, Rep], request: Req) -> Rep:
+        """Make the call, retrying while the coordinator is away. Raises CoordinatorGone, InfraError."""
+        body, key, started, attempt = request.model_dump_json(), secrets.token_hex(16), time.monotonic(), 0
+        while True:
+            try:
+                response = await self._http.post(self._url(endpoint), content=body, headers=self._headers(key))
+                if response.status_code not in _RETRY_STATUS:
+                    return self._read(endpoint, response)
+                error = f"HTTP {response.status_code}"
+            except httpx.TransportError as caught:
+                error = str(caught) or type(caught).__name__
+            await asyncio.sleep(self._delay(attempt, started, endpoint.path, error))
+            attempt += 1
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+
+def wait_for_endpoint(run: RunDir, role: str, timeout_s: float, alive: Callable[[], bool] = lambda: True) -> str:
+    """Block until ``role`` has announced its URL. Raises InfraError after ``timeout_s`` or when ``alive()`` turns false."""
+    deadline = time.monotonic() + timeout_s
+    while alive():
+        url = run.endpoint(role)
+        if url is not None:
+            return url
+        if time.monotonic() > deadline:
+            raise InfraError(
+                "no_endpoint", f"{role} did not announce itself in {run.endpoints} within {timeout_s:.0f} s"
+            )
+        time.sleep(0.1)
+    raise InfraError("no_endpoint", f"{role} ended before it announced itself")

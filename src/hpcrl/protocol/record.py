@@ -1,0 +1,74 @@
+"""What the recording proxy knows of one attempt: the side channel. None of it ever appears in a chat message.
+
+The attempt's tokens are one flat sequence made of *segments*. A segment is one context the model really saw: its first request's
+prompt, then sampled tokens and later turns' delta in order. A new segment starts when the harness (or the template) rewrote history.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from hpcrl.protocol.messages import Message, Sampling
+
+__all__ = ["AttemptRecord", "Ending", "RecordRequest", "RequestRecord", "VersionSpan"]
+
+Ending = Literal[
+    "stop",
+    "tool_calls",
+    "length",
+    "abort",
+    "client_cancelled",
+    "queue_timeout",
+    "generation_timeout",
+    "error",
+]
+
+
+class VersionSpan(Message):
+    """Tokens ``[start, end)`` of the attempt's sequence were sampled by ``version``."""
+
+    start: int
+    end: int
+    version: str
+
+
+class RequestRecord(Message):
+    """One model call. Its sampled tokens are ``[start, end)`` of the attempt's sequence. Durations in seconds."""
+
+    request_id: str
+    segment: int
+    prompt_tokens: int
+    start: int
+    end: int
+    ending: Ending
+    sampling: Sampling
+    started_at: float
+    queue_s: float
+    generate_s: float
+
+
+class AttemptRecord(Message):
+    """All tokens of an attempt: ``len(token_ids) == len(logprobs) == len(loss_mask)``.
+
+    ``loss_mask`` is 1 exactly on sampled tokens; ``logprobs`` are the behaviour logprobs there (processed: after temperature
+    and top_p, natural log) and 0.0 elsewhere. ``segments`` holds each segment's first index, starting with 0.
+    """
+
+    attempt_id: str
+    token_ids: list[int]
+    logprobs: list[float]
+    loss_mask: list[int]
+    segments: list[int]
+    version_spans: list[VersionSpan]
+    requests: list[RequestRecord]
+    messages: list[dict[str, Any]] = Field(
+        description="the last message list, with the last reply: the readable transcript"
+    )
+
+
+class RecordRequest(Message):
+    """The worker fetches the record at the attempt's end; the session is closed for further calls."""
+
+    attempt_id: str
