@@ -1,7 +1,7 @@
 """The run directory: one place that knows the names in it, and the one way files are published (temp, fsync, rename).
 
 runs/<run_id>/  config.resolved.yaml  token  coordinator.db  endpoints/  manifests/  shards/  checkpoints/  metrics/
-                logs/<role>/  artifacts/  report.html  summary.json
+                logs/<role>/  artifacts/  failures/  status.final.json  end.json  report.html  summary.json
 """
 
 from __future__ import annotations
@@ -85,6 +85,19 @@ class RunDir:
     @property
     def artifacts(self) -> Path:
         return self.root / "artifacts"
+
+    @property
+    def failures(self) -> Path:
+        return self.root / "failures"
+
+    @property
+    def final_status(self) -> Path:
+        return self.root / "status.final.json"
+
+    @property
+    def end(self) -> Path:
+        """How the run ended: ``{"state", "reason", "started_at", "ended_at"}``; absent while it runs."""
+        return self.root / "end.json"
 
     @property
     def summary(self) -> Path:

@@ -1,0 +1,60 @@
+"""What every role process does around its work: read the configuration, set up logging, and leave one readable reason behind when it fails.
+
+A failure is written to ``failures/`` in the run directory before the process exits; the launcher reports the earliest one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from hpcrl.config import RunConfig, load_config
+from hpcrl.errors import HpcrlError
+from hpcrl.protocol.rundir import RunDir, publish_text
+
+__all__ = ["record_failure", "role_main"]
+
+
+def role_main(role: str, work: Callable[[RunDir, RunConfig, argparse.Namespace], None], parser: argparse.ArgumentParser) -> None:
+    """Run ``work`` with ``--run-dir`` parsed and the resolved configuration loaded.
+
+    Returns normally on success. On any error the reason is recorded and the exception goes on (a raising MPI rank must reach
+    ``python -m mpi4py``, which aborts the world); errors of hpcrl itself end with their exit code.
+    """
+    parser.add_argument("--run-dir", type=Path, required=True)
+    args = parser.parse_args()
+    logging.basicConfig(
+        level=logging.INFO,
+        format=f"%(asctime)s {role} %(levelname)s %(name)s: %(message)s",
+        datefmt="%H:%M:%S",
+        stream=sys.stderr,
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    run = RunDir(args.run_dir)
+    try:
+        work(run, load_config(run.config), args)
+    except HpcrlError as error:
+        record_failure(run, role, str(error))
+        print(f"hpcrl {role}: {error}", file=sys.stderr, flush=True)
+        traceback.print_exc()
+        raise SystemExit(error.exit_code) from error
+    except Exception as error:  # the one recording point: whatever it was, its reason must reach the user
+        record_failure(run, role, f"{type(error).__name__}: {error}")
+        raise
+
+
+def record_failure(run: RunDir, role: str, reason: str) -> None:
+    """Leave ``reason`` in the run directory (best effort: the directory itself may be what failed)."""
+    entry = {"role": role, "node": socket.gethostname(), "pid": os.getpid(), "at": time.time(), "reason": reason}
+    try:
+        publish_text(run.failures / f"{role}-{socket.gethostname()}-{os.getpid()}.json", json.dumps(entry) + "\n")
+    except OSError as error:
+        print(f"hpcrl {role}: cannot record the failure in {run.root}: {error}", file=sys.stderr, flush=True)
