@@ -1,0 +1,155 @@
+"""Progress of a run for a person: a live panel on a terminal, one line per change elsewhere.
+
+Everything shown comes from the coordinator's status call and, at the end, from the run directory; following never changes a run.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from hpcrl.config import load_config
+from hpcrl.errors import HpcrlError, InfraError, RunError
+from hpcrl.protocol import client as api
+from hpcrl.protocol import messages as m
+from hpcrl.protocol.rundir import RunDir
+
+__all__ = ["follow", "follow_while", "show"]
+
+_POLL_S = 1.0
+
+
+def follow(run: RunDir) -> None:
+    """Show progress until the run has ended. Raises RunError when it did not succeed."""
+    with _Display(run) as display:
+        while not run.end.exists():
+            display.update()
+            time.sleep(_POLL_S)
+        display.update()
+    end = json.loads(run.end.read_text(encoding="utf-8"))
+    _print_result(run)
+    if end["state"] != "success":
+        raise RunError(f"the run {end['state']}: {end['reason']}")
+
+
+def follow_while(run: RunDir, work: Callable[[], None]) -> None:
+    """Do ``work`` here (it may handle signals) while a thread shows the progress of ``run``."""
+    done = threading.Event()
+
+    def watch() -> None:
+        with _Display(run) as display:
+            while not done.wait(_POLL_S):
+                display.update()
+
+    thread = threading.Thread(target=watch, name="progress", daemon=True)
+    thread.start()
+    try:
+        work()
+    finally:
+        done.set()
+        thread.join()
+    _print_result(run)
+
+
+def show(run: RunDir) -> None:
+    """One snapshot."""
+    console = Console()
+    if run.end.exists():
+        end = json.loads(run.end.read_text(encoding="utf-8"))
+        console.print(f"{run.run_id}: {end['state']}" + (f" ({end['reason']})" if end["reason"] else ""))
+        _print_result(run)
+        return
+    client = api.Client(run, "admin", patience_s=3.0)
+    try:
+        console.print_json(client.call(api.STATUS, m.StatusRequest()).model_dump_json())
+    finally:
+        client.close()
+
+
+def _print_result(run: RunDir) -> None:
+    from hpcrl.report import print_summary
+
+    if run.summary.exists():
+        print_summary(run)
+        print(f"summary: {run.summary}\nreport:  {run.report}", flush=True)
+
+
+def describe(status: m.Status) -> str:
+    """One line: what a person wants to know first."""
+    reward = "–" if status.recent_reward is None else f"{status.recent_reward:.2f}"
+    evals = [f"{result.version}: {result.success:.2f}" for result in status.eval if result.success is not None]
+    pending = [
+        f"evaluating {result.version} {result.done}/{result.total}" for result in status.eval if result.success is None
+    ]
+    lag = max(status.lag_histogram, default=0)
+    return (
+        f"reward {reward} · held-out {', '.join(evals[-3:]) or '–'} · lag ≤ {lag} · "
+        f"in flight {status.in_flight}, ready {status.accepted_unused}" + (f" · {pending[-1]}" if pending else "")
+    )
+
+
+class _Display:
+    """Progress bar on a terminal; elsewhere a line whenever the step, an evaluation or the stage changes."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+        self._console = Console()
+        self._client: api.Client | None = None
+        self._shown = ""
+        self._task: TaskID | None = None
+        self._progress = Progress(
+            TextColumn("[bold]step"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.completed}/{task.total}"),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}"),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+
+    def __enter__(self) -> _Display:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+        if self._client is not None:
+            self._client.close()
+
+    def update(self) -> None:
+        """Ask once; a coordinator that is not there yet or any more is a stage, not an error."""
+        try:
+            status = self._status()
+        except (HpcrlError, OSError):
+            return
+        if status is None:
+            self._say("waiting for the job to start", "waiting for the job to start")
+            return
+        total = load_config(self._run.config).trainer.steps
+        if self._task is None:
+            self._task = self._progress.add_task("", total=total)
+        stage = describe(status) if status.version else f"loading models ({len(status.replicas)} replicas registered)"
+        self._progress.update(self._task, completed=status.step, description=stage)
+        evals = [(result.version, result.success) for result in status.eval]
+        self._say(f"step {status.step}/{total} · {stage}", f"{status.step} {status.version is None} {evals}")
+
+    def _status(self) -> m.Status | None:
+        if self._run.endpoint("coordinator") is None or self._run.end.exists():
+            return None
+        if self._client is None:
+            self._client = api.Client(self._run, "admin", patience_s=1.0)
+        try:
+            return self._client.call(api.STATUS, m.StatusRequest())
+        except InfraError:
+            return None
+
+    def _say(self, line: str, key: str) -> None:
+        if self._console.is_terminal or key == self._shown:
+            return
+        self._shown = key
+        print(time.strftime("%H:%M:%S"), line, flush=True)

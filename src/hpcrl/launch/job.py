@@ -1,0 +1,195 @@
+"""One run from its directory to its report: the launcher, on the batch host of the heterogeneous job or on this machine.
+
+    prepare ─► check ─► coordinator ─► roles ─► watch ─► finish (everyone stops) ─► final status ─► summary, report
+
+Any role's death ends the run with one readable reason, kept in ``end.json`` with the state success, failed or cancelled.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+from hpcrl.config import RunConfig, dump_config
+from hpcrl.errors import EnvironmentFault, HpcrlError, InfraError, RunError, UserError
+from hpcrl.launch import steps as plan
+from hpcrl.launch.environment import HetJob
+from hpcrl.launch.preflight import check_inputs, require_commands
+from hpcrl.launch.watcher import Watcher
+from hpcrl.protocol import client as api
+from hpcrl.protocol import messages as m
+from hpcrl.protocol.address import routable_address
+from hpcrl.protocol.keys import new_secret
+from hpcrl.protocol.rundir import RunDir, publish_text
+
+__all__ = ["create_run", "launch_local", "launch_slurm", "new_run_dir"]
+
+log = logging.getLogger("hpcrl.launch")
+
+_COORDINATOR_START_S = 60.0
+_FINISH_S = 60.0
+
+
+def new_run_dir(config: RunConfig) -> Path:
+    """A fresh name under ``run.dir``: NAME-DATE-TIME-xxxx."""
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    return Path(config.run.dir).resolve() / f"{config.run.name}-{stamp}-{secrets.token_hex(2)}"
+
+
+def create_run(root: Path, config: RunConfig) -> RunDir:
+    """Make the run directory with its secret and resolved configuration. Raises UserError when it already holds a run."""
+    run = RunDir(root)
+    if run.config.exists():
+        raise UserError(
+            f"{run.root} already holds a run; choose another --run-dir, or continue it with --resume {run.root}"
+        )
+    run.create()
+    absolute = config.model_copy(
+        update={
+            "model": config.model.model_copy(update={"path": str(Path(config.model.path).resolve())}),
+            "tasks": config.tasks.model_copy(
+                update={
+                    "train": str(Path(config.tasks.train).resolve()),
+                    "eval": str(Path(config.tasks.eval).resolve()) if config.tasks.eval else None,
+                }
+            ),
+        }
+    )
+    publish_text(run.token, new_secret() + "\n", 0o600)
+    publish_text(run.config, dump_config(absolute))
+    return run
+
+
+def launch_slurm(root: Path, config: RunConfig, *, resume: bool = False) -> None:
+    """Inside the batch script: sizes come from the allocation. Raises HpcrlError with the reason when the run does not succeed."""
+    require_commands("srun")
+    job = HetJob.from_env(os.environ)
+    trainer, inference, _ = job.groups
+    sized = config.model_copy(
+        update={
+            "trainer": config.trainer.model_copy(update={"ranks": trainer.tasks}),
+            "inference": config.inference.model_copy(update={"replicas": inference.tasks}),
+        }
+    )
+    run = _open(root, sized, resume)
+    host = routable_address()
+    with _recorded(run):
+        _check_shared(run, sized)
+        _drive(run, plan.coordinator_step(run, host), plan.slurm_steps(run, sized, job))
+
+
+def launch_local(root: Path, config: RunConfig, *, resume: bool = False) -> None:
+    """The same roles on this machine alone. Raises HpcrlError with the reason when the run does not succeed."""
+    run = _open(root, config, resume)
+    os.environ.setdefault("HPCRL_ADDRESS", "127.0.0.1")
+    with _recorded(run):
+        _drive(run, plan.coordinator_step(run, "127.0.0.1"), plan.local_steps(run, config))
+
+
+def _open(root: Path, config: RunConfig, resume: bool) -> RunDir:
+    check_inputs(config)
+    if not resume:
+        return create_run(root, config)
+    run = RunDir(root)
+    if not run.config.exists():
+        raise UserError(f"--resume {root}: no run there (config.resolved.yaml is missing)")
+    for stale in (*run.failures.glob("*.json"), *run.endpoints.glob("*"), run.end, run.final_status):
+        stale.unlink(missing_ok=True)
+    publish_text(run.config, dump_config(config))
+    return run
+
+
+def _check_shared(run: RunDir, config: RunConfig) -> None:
+    result = subprocess.run(plan.visibility_check(run, config), capture_output=True, text=True, check=False)
+    if result.returncode == 0:
+        return
+    nodes = ", ".join(sorted({line.strip() for line in result.stdout.splitlines() if line.strip()}))
+    if nodes:
+        raise EnvironmentFault(
+            f"the run directory {run.root} is not visible on {nodes}; choose run.dir (or --run-dir) on a file system that all "
+            "nodes of the job share"
+        )
+    raise EnvironmentFault(f"cannot start a step on the nodes of this job: {result.stderr.strip()[-500:]}")
+
+
+@contextmanager
+def _recorded(run: RunDir) -> Iterator[None]:
+    """Whatever happens inside is the run's end, written to end.json."""
+    started = time.time()
+    state, reason = "success", ""
+    try:
+        yield
+    except HpcrlError as error:
+        state, reason = ("cancelled" if isinstance(error, _Cancelled) else "failed"), str(error)
+        raise
+    except BaseException as error:
+        state, reason = "failed", f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        end = {"state": state, "reason": reason, "started_at": started, "ended_at": time.time()}
+        publish_text(run.end, json.dumps(end) + "\n")
+        _report(run)
+
+
+class _Cancelled(RunError):
+    """Somebody asked the run to stop."""
+
+
+def _drive(run: RunDir, coordinator: plan.Step, roles: list[plan.Step]) -> None:
+    """Start everything, watch it to its end. Raises RunError with the first cause."""
+    signals: list[int] = []
+    previous = {
+        number: signal.signal(number, lambda n, _: signals.append(n)) for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        with Watcher(run) as watcher:
+            child = watcher.start(coordinator)
+            api.wait_for_endpoint(run, "coordinator", _COORDINATOR_START_S, alive=lambda: child.process.poll() is None)
+            log.info("coordinator at %s", run.endpoint("coordinator"))
+            for step in roles:
+                watcher.start(step)
+                log.info("started %s", step.name)
+            reason = watcher.wait(lambda: f"stopped by {signal.Signals(signals[0]).name}" if signals else None)
+            _finish(run, watcher, reason)
+            if signals:
+                raise _Cancelled(reason)
+            if reason:
+                raise RunError(reason)
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _finish(run: RunDir, watcher: Watcher, reason: str) -> None:
+    """Tell everyone that it is over, let workers and scorers end by themselves, keep the final status."""
+    client = api.Client(run, "admin", patience_s=10.0)
+    try:
+        client.call(api.FINISH, m.Finish(reason=reason))
+        if not reason:
+            late = watcher.wait_ended(lambda name: name.startswith(("worker", "scorer")), _FINISH_S)
+            if late:
+                log.warning("had to stop: %s", ", ".join(late))
+        status = client.call(api.STATUS, m.StatusRequest())
+        publish_text(run.final_status, status.model_dump_json(indent=1) + "\n")
+    except InfraError as error:
+        log.warning("no final status: %s", error)
+    finally:
+        client.close()
+
+
+def _report(run: RunDir) -> None:
+    from hpcrl.report import write_report
+
+    try:
+        write_report(run)
+    except (HpcrlError, OSError, ValueError) as error:
+        log.warning("no report: %s", error)

@@ -1,0 +1,121 @@
+"""The commands of a run, as pure functions: role → argument list, for Slurm and for one machine.
+
+Under Slurm the trainer and inference groups are ONE step with one MPI world (``srun A : B``), ranks in that order; workers and
+scorers are steps of the sandbox component. Locally the same roles run under mpiexec and as plain processes.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hpcrl.config import RunConfig
+from hpcrl.launch.environment import HetJob
+from hpcrl.protocol.rundir import RunDir
+
+__all__ = ["Step", "coordinator_step", "local_steps", "slurm_steps", "visibility_check"]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One child of the launcher. ``ends_run`` marks the step whose success is the run's success."""
+
+    name: str
+    argv: list[str]
+    log: Path
+    ends_run: bool = False
+    env: dict[str, str] = field(default_factory=dict)
+
+
+def _python(module: str, run: RunDir, *args: str, mpi: bool = False) -> list[str]:
+    # `-m mpi4py` turns an exception of one rank into an abort of the whole world.
+    return [sys.executable, *(["-m", "mpi4py"] if mpi else []), "-m", module, "--run-dir", str(run.root), *args]
+
+
+def _threads(count: int) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": str(count), "OPENBLAS_NUM_THREADS": str(count), "MKL_NUM_THREADS": str(count)}
+
+
+def coordinator_step(run: RunDir, host: str) -> Step:
+    """The coordinator, on the batch host."""
+    argv = _python("hpcrl.run.coordinator", run, "--host", host)
+    return Step("coordinator", argv, run.logs("coordinator") / "coordinator.log", env=_threads(1))
+
+
+def slurm_steps(run: RunDir, config: RunConfig, job: HetJob) -> list[Step]:
+    """The combined MPI step, the workers, the scorers."""
+    trainer, inference, sandbox = job.groups
+    common = ["--kill-on-bad-exit=1", "--export=ALL", "--unbuffered", *config.slurm.srun_args]
+
+    def part(index: int, role: str, tasks: int, command: list[str], *extra: str) -> list[str]:
+        log = run.logs(role) / "%t.log"
+        return [
+            f"--het-group={index}",
+            f"--ntasks={tasks}",
+            f"--output={log}",
+            "--open-mode=append",
+            *extra,
+            *common,
+            *command,
+        ]
+
+    mpi = f"--mpi={config.slurm.mpi}"
+    combined = [
+        "srun",
+        *part(0, "trainer", trainer.tasks, _python("hpcrl.run.trainer", run, mpi=True), mpi),
+        ":",
+        *part(1, "inference", inference.tasks, _python("hpcrl.run.inference", run, mpi=True), mpi),
+    ]
+    steps = [Step("mpi", combined, run.logs("launcher") / "mpi.log", ends_run=True, env=config.slurm.env)]
+    for role, per_node in (("worker", config.worker.per_node), ("scorer", config.scoring.per_node)):
+        command = _python(f"hpcrl.run.{role}", run)
+        argv = [
+            "srun",
+            "--overlap",
+            *part(2, role, sandbox.nodes * per_node, command, "--mpi=none", f"--ntasks-per-node={per_node}"),
+        ]
+        steps.append(Step(role, argv, run.logs("launcher") / f"{role}.log", env={**_threads(1), **config.slurm.env}))
+    return steps
+
+
+def visibility_check(run: RunDir, config: RunConfig) -> list[str]:
+    """A short step on every node of the job that fails, naming the node, where the run directory cannot be read."""
+    script = f'test -r "$1" || {{ echo "$(hostname)"; exit {NOT_SHARED}; }}'
+    return [
+        "srun",
+        "--het-group=0,1,2",
+        "--ntasks-per-node=1",
+        "--mpi=none",
+        "--overlap",
+        *config.slurm.srun_args,
+        "sh",
+        "-c",
+        script,
+        "sh",
+        str(run.config),
+    ]
+
+
+NOT_SHARED = 9
+
+
+def local_steps(run: RunDir, config: RunConfig) -> list[Step]:
+    """The same roles on this machine: mpiexec and subprocesses."""
+    mpiexec = str(Path(sys.executable).with_name("mpiexec"))
+    combined = [
+        mpiexec if Path(mpiexec).exists() else "mpiexec",
+        "-n",
+        str(config.trainer.ranks),
+        *_python("hpcrl.run.trainer", run, mpi=True),
+        ":",
+        "-n",
+        str(config.inference.replicas),
+        *_python("hpcrl.run.inference", run, mpi=True),
+    ]
+    steps = [Step("mpi", combined, run.logs("launcher") / "mpi.log", ends_run=True, env=config.slurm.env)]
+    for role, count in (("worker", config.worker.per_node), ("scorer", config.scoring.per_node)):
+        for index in range(count):
+            argv = _python(f"hpcrl.run.{role}", run, "--index", str(index))
+            steps.append(Step(f"{role}-{index}", argv, run.logs(role) / f"{index}.log", env=_threads(1)))
+    return steps

@@ -1,0 +1,144 @@
+"""Start the children of a run, watch them, and say in one line why the first one failed.
+
+launcher ── starts ──► coordinator, mpi step, workers, scorers
+         ── polls ───► any exit while the run is on:
+                         the step that ends the run, code 0  → success
+                         anything else                       → the run ends with the first recorded reason
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcrl.launch.steps import Step
+from hpcrl.protocol.rundir import RunDir
+
+__all__ = ["Child", "Watcher", "first_failure"]
+
+_POLL_S = 0.2
+_TERM_GRACE_S = 15.0
+_REASON_GRACE_S = 2.0
+
+
+@dataclass(slots=True)
+class Child:
+    step: Step
+    process: subprocess.Popen[bytes]
+
+    def ended(self) -> str:
+        """How it ended, readable."""
+        code = self.process.poll()
+        if code is None:
+            return "is running"
+        if code < 0:
+            return f"was killed by signal {-code} ({signal.Signals(-code).name})"
+        return f"ended with exit code {code}"
+
+
+class Watcher:
+    """Owns the children of one run. Use as a context manager: nothing survives it."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+        self.children: list[Child] = []
+
+    def __enter__(self) -> Watcher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop_all()
+
+    def start(self, step: Step) -> Child:
+        """Start one child in its own process group, its output appended to its log."""
+        step.log.parent.mkdir(parents=True, exist_ok=True)
+        with open(step.log, "ab") as log:
+            process = subprocess.Popen(
+                step.argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **step.env},
+                start_new_session=True,
+            )
+        child = Child(step, process)
+        self.children.append(child)
+        return child
+
+    def wait(self, interrupted: Callable[[], str | None]) -> str:
+        """Block until the run is over. Returns "" for success, else the reason. ``interrupted()`` may end it with a reason."""
+        while True:
+            reason = interrupted()
+            if reason:
+                return reason
+            for child in self.children:
+                code = child.process.poll()
+                if code is None:
+                    continue
+                if code == 0 and child.step.ends_run:
+                    return ""
+                return self._why(child)
+            time.sleep(_POLL_S)
+
+    def wait_ended(self, names: Callable[[str], bool], timeout_s: float) -> list[str]:
+        """Wait for children to end by themselves; names of those that did not."""
+        deadline = time.monotonic() + timeout_s
+        waiting = [child for child in self.children if names(child.step.name)]
+        while waiting and time.monotonic() < deadline:
+            waiting = [child for child in waiting if child.process.poll() is None]
+            time.sleep(_POLL_S / 4)
+        return [child.step.name for child in waiting if child.process.poll() is None]
+
+    def stop_all(self) -> None:
+        """Terminate what still runs, last started first; kill what does not follow."""
+        running = [child for child in reversed(self.children) if child.process.poll() is None]
+        for child in running:
+            _signal(child, signal.SIGTERM)
+        deadline = time.monotonic() + _TERM_GRACE_S
+        for child in running:
+            try:
+                child.process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                _signal(child, signal.SIGKILL)
+                child.process.wait()
+
+    def _why(self, child: Child) -> str:
+        # A dying rank may still be writing its reason while its srun has already gone.
+        deadline = time.monotonic() + _REASON_GRACE_S
+        while time.monotonic() < deadline:
+            reason = first_failure(self._run)
+            if reason:
+                return reason
+            time.sleep(_POLL_S)
+        tail = _last_line(child.step.log)
+        return f"{child.step.name} {child.ended()}{f': {tail}' if tail else ''} (log: {child.step.log})"
+
+
+def first_failure(run: RunDir) -> str | None:
+    """The earliest reason that a role recorded, with its role and node."""
+    entries = [json.loads(path.read_text(encoding="utf-8")) for path in run.failures.glob("*.json")]
+    if not entries:
+        return None
+    first = min(entries, key=lambda entry: float(entry["at"]))
+    return f"{first['role']} on {first['node']}: {first['reason']}"
+
+
+def _signal(child: Child, number: int) -> None:
+    try:
+        os.killpg(child.process.pid, number)
+    except ProcessLookupError:
+        return
+
+
+def _last_line(path: Path) -> str:
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")[:300]
