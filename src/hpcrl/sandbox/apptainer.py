@@ -1,0 +1,101 @@
+"""The Apptainer backend: one long-lived hardened ``apptainer exec`` per attempt, from an unpacked image directory.
+
+An unpacked directory starts in half the time of a .sif and needs no FUSE. What the container gets:
+
+    own user, PID, IPC, UTS, mount and network namespaces; the network has no interface but its own loopback
+    no host environment, home, /sys, /etc/hosts or devices; a private /tmp (64 MiB in memory, `sessiondir max size`)
+    no capabilities, no new privileges; the image read-only below a small writable layer
+    the attempt's host directory at the work directory
+
+Run by root, Apptainer is started as `nobody`: a container's root would be the host's root without capabilities, and that may
+still write /proc/sys (core_pattern) and cgroup v1 files, which is a way out.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hpcrl.errors import EnvironmentFault, UserError
+from hpcrl.sandbox.base import Mount, SandboxSpec
+from hpcrl.sandbox.server import ENTRY
+from hpcrl.sandbox.shell import ShellSandbox
+
+__all__ = ["FLAGS", "ApptainerSandbox", "exec_argv", "find_apptainer", "sandbox_owner"]
+
+FLAGS = (
+    "--userns",
+    "--containall",
+    "--cleanenv",
+    "--no-home",
+    "--no-privs",
+    "--no-eval",
+    "--net",
+    "--network=none",
+    "--writable-tmpfs",
+    "--hostname=sandbox",
+    "--no-mount=sys,bind-paths",
+)
+
+_PLAIN_PATH = re.compile(r"/[^,:\"\\\n]*")
+
+
+def find_apptainer() -> str:
+    """Path of the program. Raises EnvironmentFault."""
+    path = shutil.which("apptainer") or shutil.which("singularity")
+    if path is None:
+        raise EnvironmentFault(
+            "Apptainer is not installed on this machine (no `apptainer` on PATH): run tools/install-apptainer as root, "
+            "or load the site's module"
+        )
+    return path
+
+
+def sandbox_owner() -> int | None:
+    """The user id that sandbox files and processes get: None for the caller's own, `nobody` when the caller is root."""
+    return pwd.getpwnam("nobody").pw_uid if os.geteuid() == 0 else None
+
+
+def exec_argv(apptainer: str, image: Path, mounts: Sequence[Mount], workdir: str, owner: int | None) -> list[str]:
+    """The command line. Raises UserError for a path that Apptainer's bind syntax cannot express."""
+    argv = [apptainer, "--silent", "exec", *FLAGS, f"--pwd={workdir}"]
+    for mount in mounts:
+        for path in (str(mount.source), mount.target):
+            if not _PLAIN_PATH.fullmatch(path):
+                raise UserError(
+                    f"{path!r} cannot be mounted: it must be absolute, without comma, colon, quote or backslash"
+                )
+        argv.append(f"--bind={mount.source}:{mount.target}:{'rw' if mount.writable else 'ro'}")
+    argv += [str(image), *ENTRY]
+    if owner is not None:
+        argv = ["setpriv", f"--reuid={owner}", f"--regid={owner}", "--clear-groups", "--", *argv]
+    return argv
+
+
+class ApptainerSandbox(ShellSandbox):
+    """See ShellSandbox. ``mounts`` are shown besides the work directory."""
+
+    def __init__(
+        self, spec: SandboxSpec, attempt: Path, apptainer: str, owner: int | None, mounts: tuple[Mount, ...] = ()
+    ) -> None:
+        super().__init__(spec, attempt, owner)
+        self._apptainer = apptainer
+        self._owner = owner
+        self._mounts = mounts
+
+    def _argv(self) -> list[str]:
+        if self.spec.image is None:
+            raise UserError("the apptainer backend needs an image")
+        own = (
+            Mount(source=self._work.work, target=self.spec.workdir, writable=True),
+            Mount(source=self._work.shm, target="/dev/shm", writable=True),
+        )
+        return exec_argv(self._apptainer, self.spec.image, (*own, *self._mounts), self.spec.workdir, self._owner)
+
+    def _environment(self) -> Mapping[str, str]:
+        # HOME must not exist: no configuration of the user takes part.
+        return {"PATH": os.environ.get("PATH", os.defpath), "HOME": "/nonexistent", "LANG": "C.UTF-8"}

@@ -1,0 +1,64 @@
+"""What an attempt may use. Limits are set inside the sandbox (ulimit), watched from outside, and bounded by Slurm's cgroup.
+
+per process   memory (address space), largest file, open files, core dumps       ulimit, immediate
+per sandbox   processes                                                          ulimit on the user namespace, immediate
+              work directory bytes and entries, processes, resident memory       watched about once a second
+per command   wall clock, output kept, output at all                             the channel
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpcrl.errors import UserError
+
+__all__ = ["Limits"]
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """Example: ``Limits(command_timeout_s=30, output_bytes=16384)``. Every value must be positive."""
+
+    start_timeout_s: float = 60.0
+    """Container start, until its command server answers."""
+    command_timeout_s: float = 30.0
+    """Wall clock of one command when the caller names none."""
+    command_bytes: int = 100_000
+    """Longest command; the kernel allows 128 KiB per argument."""
+    output_bytes: int = 16_384
+    """Kept of a command's output: head and tail."""
+    output_flood_bytes: int = 64 * MIB
+    """A command that prints more than this is killed."""
+    memory_bytes: int = 1024 * MIB
+    """Address space of one process, and resident memory of all together."""
+    file_bytes: int = 256 * MIB
+    """Largest file."""
+    disk_bytes: int = 256 * MIB
+    """Work directory and /dev/shm together."""
+    disk_entries: int = 100_000
+    """Files and directories in the work directory."""
+    processes: int = 64
+    open_files: int = 256
+    artifact_bytes: int = 64 * MIB
+    """Changed files of the work directory, as the stored archive."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if not getattr(self, name) > 0:
+                raise UserError(f"sandbox limit {name} is {getattr(self, name)}: it must be positive")
+
+    def ulimits(self) -> list[str]:
+        """Shell lines that lower the limits; a line that fails means the inherited limit is already stricter.
+
+        bash spells the process limit ``-u``, dash and busybox ``-p``. The unit of ``-v`` is KiB, of ``-f`` 512 or 1024 bytes
+        depending on the shell: 1024 is assumed, so that the smaller shells are the stricter ones.
+        """
+        return [
+            "ulimit -c 0",
+            f"ulimit -n {self.open_files}",
+            f"ulimit -f {max(1, self.file_bytes // 1024)}",
+            f"ulimit -v {max(1, self.memory_bytes // 1024)}",
+            f"ulimit -u {self.processes} || ulimit -p {self.processes}",
+        ]

@@ -1,0 +1,262 @@
+"""A sandbox driven through a command server (server.py): all backends but their argv.
+
+start   scratch + work directory ─► spawn ─► "ready" ─► find init and server among the process's children
+run     send ─► wait in ticks of a second (usage is checked at each) ─► status
+        deadline ─► kill the command's process group and descendants ─► status within half a second, or
+                 ─► kill everything but the server                   ─► status within half a second, or
+                 ─► kill the sandbox, PolicyError("command_timeout")
+stop    kill init (its PID namespace dies with it) ─► reap ─► remove scratch
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from hpcrl.errors import HpcrlError, InfraError, PolicyError
+from hpcrl.sandbox.base import CommandResult, Sandbox, SandboxSpec
+from hpcrl.sandbox.channel import Channel, Died, Flooded
+from hpcrl.sandbox.output import OutputBuffer
+from hpcrl.sandbox.procs import children, descendants, kill_all, resident_bytes
+from hpcrl.sandbox.server import prelude
+from hpcrl.sandbox.workdir import WorkDir
+
+__all__ = ["ShellSandbox"]
+
+_TICK_S = 1.0
+_GRACE_S = 0.5
+_REAP_S = 5.0
+
+
+class ShellSandbox(Sandbox):
+    """``attempt`` is a directory to be created for this sandbox alone; ``owner`` the id its files belong to (None: the caller's)."""
+
+    contained = True
+    """Whether the started process has a PID namespace below it, whose init takes everything with it."""
+
+    def __init__(self, spec: SandboxSpec, attempt: Path, owner: int | None) -> None:
+        self.spec = spec
+        self._work = WorkDir(attempt, self._visible_workdir(spec, attempt), owner)
+        self._channel = Channel(spec.limits.output_bytes, spec.limits.output_flood_bytes)
+        self._init = self._server = 0
+        self._dead: HpcrlError | None = None
+        self._stopping: asyncio.Task[None] | None = None
+        self._next_check = 0.0
+
+    # What a backend defines.
+
+    def _argv(self) -> list[str]:
+        raise NotImplementedError
+
+    def _environment(self) -> Mapping[str, str]:
+        raise NotImplementedError
+
+    def _visible_workdir(self, spec: SandboxSpec, attempt: Path) -> str:
+        """Where commands see the work directory."""
+        return spec.workdir
+
+    # Life.
+
+    async def start(self) -> None:
+        sources = await asyncio.to_thread(self._populate)
+        await asyncio.to_thread(self._work.remember, sources)
+        workdir = str(self._work.target)
+        script = prelude(workdir, {"HOME": "/tmp", "LANG": "C.UTF-8", **self.spec.env}, self.spec.limits)
+        try:
+            async with asyncio.timeout(self.spec.limits.start_timeout_s):
+                await self._channel.spawn(self._argv(), self._environment(), Path("/"), script)
+        except TimeoutError:
+            limit = self.spec.limits.start_timeout_s
+            raise InfraError("sandbox_start", f"not ready within {limit:g} s; {self._channel.diagnostics}") from None
+        except Died as error:
+            text = error.diagnostics or f"the container ended at once with status {error.returncode}"
+            raise InfraError("sandbox_start", text) from error
+        except OSError as error:
+            raise InfraError("sandbox_start", f"{self._argv()[0]}: {error.strerror}") from error
+        self._channel.finish()
+        self._locate()
+
+    def _populate(self) -> tuple[Path, ...]:
+        image = self.spec.image
+        own = () if image is None else (image / self.spec.workdir.lstrip("/"),)
+        sources = tuple(source for source in (*own, *self.spec.files) if source.is_dir())
+        try:
+            self._work.create(sources)
+        except OSError as error:
+            raise InfraError("sandbox_start", f"cannot prepare the work directory: {error}") from error
+        return sources
+
+    def _locate(self) -> None:
+        if not self.contained:
+            self._init = self._server = self._channel.pid
+            return
+        below = children(self._channel.pid)
+        servers = children(below[0]) if len(below) == 1 else []
+        if len(servers) != 1:
+            raise InfraError("sandbox_start", f"unexpected process tree below {self._channel.pid}: {below} {servers}")
+        self._init, self._server = below[0], servers[0]
+
+    # Commands.
+
+    async def run(self, command: str, timeout_s: float | None = None) -> CommandResult:
+        if self._dead is not None:
+            raise self._dead
+        limits = self.spec.limits
+        refused = _refuse(command, limits.command_bytes)
+        if refused is not None:
+            return refused
+        started = time.monotonic()
+        deadline = started + (limits.command_timeout_s if timeout_s is None else timeout_s)
+        waiting, output = self._channel.begin(command)
+        note = ""
+        try:
+            status = await self._wait(waiting, deadline)
+            timed_out = status is None
+            if status is None:
+                status = await self._cut_short()
+        except Flooded:
+            timed_out = False
+            note = f"\n[killed: more than {limits.output_flood_bytes} bytes of output]"
+            status = await self._cut_short()
+        except Died as error:
+            raise await self._fail(_cause(error)) from error
+        except PolicyError as error:
+            raise await self._fail(error) from None
+        except asyncio.CancelledError:
+            self._dead = InfraError("sandbox_killed", "a command was cancelled")
+            kill_all([pid for pid in (self._init, self._channel.pid) if pid])
+            raise
+        finally:
+            self._channel.finish()
+        return _result(status, output, timed_out, time.monotonic() - started, note)
+
+    async def _wait(self, waiting: asyncio.Future[int], deadline: float) -> int | None:
+        """The status, or None at the deadline. Checks usage on the way. Raises Died, Flooded, PolicyError."""
+        while True:
+            now = time.monotonic()
+            if now >= self._next_check > 0:
+                await self._check_usage()
+            elif self._next_check == 0:
+                self._next_check = now + _TICK_S
+            done, _ = await asyncio.wait([waiting], timeout=max(0.0, min(_TICK_S, deadline - time.monotonic())))
+            if done:
+                return waiting.result()
+            if time.monotonic() >= deadline:
+                return None
+
+    async def _check_usage(self) -> None:
+        began = time.monotonic()
+        await asyncio.to_thread(self._work.check_usage, self.spec.limits)
+        pids = descendants(self._init)
+        if len(pids) > 2 * self.spec.limits.processes:
+            raise PolicyError("process_limit", f"{len(pids)} processes; allowed {self.spec.limits.processes}")
+        if resident_bytes(pids) > self.spec.limits.memory_bytes:
+            raise PolicyError(
+                "memory_limit", f"the sandbox holds more than {self.spec.limits.memory_bytes} bytes of memory"
+            )
+        # A large work directory must not cost more than a twentieth of a core.
+        now = time.monotonic()
+        self._next_check = now + max(_TICK_S, 20 * (now - began))
+
+    async def _cut_short(self) -> int:
+        """End the command in progress; its status. Raises PolicyError after having ended the sandbox."""
+        waiting = self._channel.rearm()
+        for kill in (self._kill_command, self._kill_commands):
+            kill()
+            done, _ = await asyncio.wait([waiting], timeout=_GRACE_S)
+            if done:
+                return waiting.result()
+        raise PolicyError("command_timeout", "a command could be ended only by ending the sandbox")
+
+    def _kill_command(self) -> None:
+        for child in children(self._server):
+            try:
+                group = os.getpgid(child)
+                if group != os.getpgid(self._server):
+                    os.killpg(group, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        kill_all(descendants(self._server))
+
+    def _kill_commands(self) -> None:
+        kill_all([pid for pid in descendants(self._init) if pid != self._server])
+
+    async def _fail(self, error: HpcrlError) -> HpcrlError:
+        self._dead = error
+        await self._end()
+        return error
+
+    # Files.
+
+    async def read(self, path: str, max_bytes: int = 1 << 20) -> bytes:
+        return self._work.read(path, max_bytes)
+
+    async def write(self, path: str, content: bytes) -> None:
+        self._work.write(path, content)
+
+    async def artifact(self) -> bytes:
+        if self._dead is None:
+            self._dead = PolicyError("sandbox_dead", "the attempt has ended")
+        await self._end()
+        return await asyncio.to_thread(self._work.artifact, self.spec.limits.artifact_bytes)
+
+    # End.
+
+    async def _end(self) -> None:
+        """Kill all processes and reap them."""
+        if not self._channel.pid:
+            return
+        targets = [self._init] if self._init else [self._channel.pid]
+        kill_all(targets if self.contained else [*descendants(self._channel.pid), *targets])
+        try:
+            async with asyncio.timeout(_REAP_S):
+                await self._channel.close()
+        except TimeoutError:
+            kill_all([self._channel.pid])
+            await self._channel.close()
+
+    async def stop(self) -> None:
+        # Its own task, so that a cancelled caller cannot leave half of it undone.
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop())
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self) -> None:
+        if self._dead is None:
+            self._dead = PolicyError("sandbox_dead", "the sandbox was stopped")
+        await self._end()
+        await asyncio.to_thread(self._work.remove)
+
+
+def _refuse(command: str, max_bytes: int) -> CommandResult | None:
+    """The answer a shell would give to a command that cannot be passed to one."""
+    if "\0" in command:
+        text = "the command contains a NUL character"
+    elif len(shlex.quote(command).encode("utf-8", "surrogatepass")) > max_bytes:
+        text = f"the command is longer than {max_bytes} bytes"
+    else:
+        return None
+    return CommandResult(exit_code=126, output=text + "\n", timed_out=False, truncated=False, duration_s=0.0)
+
+
+def _cause(error: Died) -> HpcrlError:
+    """Who ended the sandbox. Nothing inside can signal the runtime process on the host, so its violent death came from outside."""
+    if error.returncode < 0:
+        name = signal.Signals(-error.returncode).name
+        return InfraError("sandbox_killed", f"the container runtime was killed by {name}")
+    return PolicyError("sandbox_dead", f"the command server ended with status {error.returncode}; {error.diagnostics}")
+
+
+def _result(status: int, output: OutputBuffer, timed_out: bool, duration_s: float, note: str) -> CommandResult:
+    return CommandResult(
+        exit_code=status,
+        output=output.text() + note,
+        timed_out=timed_out,
+        truncated=output.truncated,
+        duration_s=duration_s,
+    )

@@ -1,0 +1,137 @@
+"""The work directory of one attempt: a private host directory that is bind-mounted into the sandbox.
+
+    SCRATCH/WORKER/ATTEMPT/work    the sandbox's work directory       SCRATCH/WORKER/ATTEMPT/shm    its /dev/shm
+
+A host directory rather than one inside the container: files are read and written without a process start, and the artifact
+survives whatever the agent does to its container. The price is that the host touches a tree an agent controls; trees.py does
+that without ever following a link. All methods block; callers in an event loop use threads.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from hpcrl.errors import PolicyError
+from hpcrl.sandbox.artifact import pack
+from hpcrl.sandbox.limits import Limits
+from hpcrl.sandbox.trees import (
+    Entry,
+    TreeTooDeep,
+    copy_tree,
+    open_parent,
+    read_file,
+    remove_tree,
+    walk,
+    write_file,
+)
+
+__all__ = ["WorkDir"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Original:
+    info: os.stat_result
+    source: Path
+
+
+class WorkDir:
+    """``target`` is where the sandbox sees it; ``owner`` the user and group id that own its files, None for the caller's own."""
+
+    def __init__(self, attempt: Path, target: str, owner: int | None) -> None:
+        self.attempt = attempt
+        self.target = PurePosixPath(target)
+        self.work = attempt / "work"
+        self.shm = attempt / "shm"
+        self._owner = owner
+        self._original: dict[str, _Original] = {}
+        self._root = -1
+
+    def create(self, sources: tuple[Path, ...]) -> None:
+        """Make the directories and copy the content of each of ``sources`` into the work directory. Raises OSError."""
+        self.attempt.mkdir(mode=0o711 if self._owner is not None else 0o700)
+        for directory in (self.work, self.shm):
+            directory.mkdir(mode=0o755)
+            if self._owner is not None:
+                os.chown(directory, self._owner, self._owner)
+        self._root = os.open(self.work, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        for source in sources:
+            copy_tree(source, self._root, self._owner)
+
+    def remember(self, sources: tuple[Path, ...]) -> None:
+        """Take the present content, made of ``sources``, as the initial one: the artifact is what differs from it."""
+        for entry in walk(self._root):
+            source = next(s for s in reversed(sources) if os.path.lexists(s / entry.path))
+            self._original[entry.path] = _Original(entry.info, source / entry.path)
+
+    @property
+    def descriptor(self) -> int:
+        """The open work directory."""
+        return self._root
+
+    def relative(self, path: str) -> str:
+        """``path`` as seen in the sandbox, relative to the work directory. Raises ValueError when it is outside."""
+        pure = PurePosixPath(path)
+        if pure.is_absolute():
+            if not pure.is_relative_to(self.target):
+                raise ValueError(f"{path!r} is not inside the work directory {self.target}")
+            pure = pure.relative_to(self.target)
+        return str(pure)
+
+    def read(self, path: str, max_bytes: int) -> bytes:
+        with open_parent(self._root, self.relative(path)) as (parent, name):
+            return read_file(parent, name, max_bytes)
+
+    def write(self, path: str, content: bytes) -> None:
+        with open_parent(self._root, self.relative(path), create=True, owner=self._owner) as (parent, name):
+            write_file(parent, name, content, owner=self._owner)
+
+    def check_usage(self, limits: Limits) -> None:
+        """Raise PolicyError("disk_limit") when the work directory and /dev/shm hold too much. Cost: one stat per entry."""
+        used = entries = 0
+        shm = os.open(self.shm, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for root in (self._root, shm):
+                for entry in walk(root, make_accessible=True):
+                    entries += 1
+                    used += entry.info.st_blocks * 512
+                    if used > limits.disk_bytes or entries > limits.disk_entries + len(self._original):
+                        raise PolicyError(
+                            "disk_limit",
+                            f"the work directory holds more than {limits.disk_bytes} bytes or {limits.disk_entries} entries",
+                        )
+        except TreeTooDeep as error:
+            raise PolicyError("disk_limit", "directories are nested too deep") from error
+        finally:
+            os.close(shm)
+
+    def artifact(self, max_bytes: int) -> bytes:
+        """What changed since ``remember``, packed. No process of the agent may be left. Raises PolicyError("artifact_limit")."""
+        return pack(self._root, self._changed, self._original, max_bytes)
+
+    def _changed(self, entry: Entry) -> bool:
+        original = self._original.get(entry.path)
+        if original is None:
+            return True
+        then, now = original.info, entry.info
+        # The change time cannot be set by a process, so an equal one means: not touched.
+        if (then.st_ino, then.st_ctime_ns, then.st_mode) == (now.st_ino, now.st_ctime_ns, now.st_mode):
+            return False
+        if then.st_mode != now.st_mode:
+            return True
+        if stat.S_ISDIR(now.st_mode):
+            return False
+        if stat.S_ISLNK(now.st_mode):
+            return os.readlink(entry.name, dir_fd=entry.parent) != os.readlink(original.source)
+        if then.st_size != now.st_size:
+            return True
+        return read_file(entry.parent, entry.name, now.st_size) != original.source.read_bytes()
+
+    def remove(self) -> None:
+        """Remove everything; no process of the agent may be left. Raises OSError."""
+        if self._root >= 0:
+            os.close(self._root)
+            self._root = -1
+        remove_tree(self.attempt)
