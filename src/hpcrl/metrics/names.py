@@ -127,7 +127,20 @@ _ENVIRONMENT = (
     Metric("failures", "1", "environment", "histogram", "kind:reason → failures of one process"),
 )
 
-METRICS: dict[str, Metric] = {entry.name: entry for entry in (*_TRAINING, *_DATA, *_INFERENCE, *_ENVIRONMENT)}
+_ATTEMPTS = (
+    Metric("commands_s", "s", "environment", "duration", "an attempt's commands together"),
+    Metric("commands", "1", "environment", "gauge", "commands of one attempt"),
+    Metric("commands_timed_out", "1", "environment", "gauge", "commands of one attempt that overran their time"),
+    Metric("artifact_s", "s", "environment", "duration", "packing and storing an attempt's changed files"),
+    Metric("record_s", "s", "environment", "duration", "fetching an attempt's record from its proxy"),
+    Metric("attempt_ends", "1", "environment", "histogram", "how attempts ended (no_command, max_turns, …) → count"),
+    Metric("policy_failures", "1", "environment", "histogram", "what the agent broke → attempts"),
+    Metric("tokens_sampled", "token", "data", "gauge", "sampled tokens of one trajectory"),
+    Metric("seal_wait_s", "s", "data", "duration", "a scored trajectory waited until its shard was sealed and reported"),
+    Metric("reports_rejected", "1", "data", "histogram", "reason → reports of one process that came too late"),
+)
+
+METRICS: dict[str, Metric] = {entry.name: entry for entry in (*_TRAINING, *_DATA, *_INFERENCE, *_ENVIRONMENT, *_ATTEMPTS)}
 """Name → metric. All layers."""
 
 
