@@ -1,0 +1,98 @@
+"""The vLLM server's command line and environment, as pure functions of the configuration."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hpcrl.config.schema import RunConfig
+from hpcrl.errors import ConfigError
+from hpcrl.weights.vllm_engine import BACKEND
+
+__all__ = ["SERVED_MODEL", "check_context", "server_arguments", "server_environment"]
+
+SERVED_MODEL = "policy"
+"""The model's name in the API."""
+
+_STRIPPED_PREFIXES = ("PMI_", "PMIX_", "PMI2_", "OMPI_", "MPI_", "MPIR_", "HYDRA_", "HYDI_", "SLURM_", "PRTE_")
+_STRIPPED = frozenset(
+    {"PMI", "PMIX", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+)
+_GIB = 1 << 30
+
+
+def server_arguments(config: RunConfig, model: Path, port: int, *, gpu: bool) -> list[str]:
+    """The command that serves ``model`` on the loopback port ``port``.
+
+    Loopback, because vLLM's control routes (pause, weight update) have no authentication. Logprobs are the processed
+    ones: of the distribution that was sampled. The model's own generation_config.json must not change sampling.
+    """
+    section = config.inference
+    arguments = [
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+        *("--model", str(model)),
+        *("--served-model-name", SERVED_MODEL),
+        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--dtype", config.model.dtype),
+        *("--seed", str(config.run.seed)),
+        *("--max-model-len", str(config.rollout.context_tokens)),
+        *("--max-num-seqs", str(section.max_num_seqs)),
+        *("--generation-config", "vllm"),
+        *("--logprobs-mode", "processed_logprobs"),
+        *("--weight-transfer-config", json.dumps({"backend": BACKEND})),
+        *("--enable-scale-out", "--enable-prefix-caching"),
+        *("--disable-uvicorn-access-log", "--disable-fastapi-docs"),
+    ]
+    if section.tensor_parallel > 1:
+        arguments += ["--tensor-parallel-size", str(section.tensor_parallel)]
+    if section.enforce_eager:
+        arguments += ["--enforce-eager"]
+    if gpu:
+        arguments += ["--gpu-memory-utilization", str(section.gpu_memory_utilization)]
+    else:
+        arguments += ["--kv-cache-memory-bytes", str(int(section.kv_cache_gib * _GIB))]
+    return [*arguments, *section.extra_args]
+
+
+def server_environment(environ: Mapping[str, str], config: RunConfig, *, gpu: bool) -> dict[str, str]:
+    """The child's environment: ours without MPI's and Slurm's variables, with vLLM's switches.
+
+    vLLM starts worker processes and its own process groups: an inherited PMI or torchrun variable would make them join ours.
+    """
+    kept = {
+        name: value
+        for name, value in environ.items()
+        if name not in _STRIPPED and not name.startswith(_STRIPPED_PREFIXES)
+    }
+    kept |= {
+        "VLLM_SERVER_DEV_MODE": "1",  # opens pause, weight update and resume
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOG_STATS_INTERVAL": "60",
+        "HF_HUB_OFFLINE": environ.get("HF_HUB_OFFLINE", "1"),
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+    }
+    if not gpu:
+        threads = str(config.inference.threads)
+        kept |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        kept.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would override --kv-cache-memory-bytes
+    return kept
+
+
+def check_context(model_config: Mapping[str, Any], context_tokens: int) -> None:
+    """Raise ConfigError when the model has fewer positions than ``rollout.context_tokens``.
+
+    Models whose positions are rescaled (YaRN and the like) are left to vLLM's own check.
+    """
+    inner = model_config.get("text_config", model_config)
+    rope = inner.get("rope_parameters") or inner.get("rope_scaling") or {}
+    positions = inner.get("max_position_embeddings")
+    rescaled = rope.get("rope_type", rope.get("type", "default")) != "default"
+    if positions is not None and not rescaled and context_tokens > positions:
+        raise ConfigError(
+            f"rollout.context_tokens is {context_tokens} but the model has only {positions} positions "
+            "(max_position_embeddings in its config.json); set rollout.context_tokens to at most that"
+        )

@@ -1,0 +1,65 @@
+"""The HTTP client towards the vLLM child on the loopback: JSON in, JSON out, typed errors.
+
+Every model call passes here, so its cost counts. Client CPU per call (200-token prompt, 64-token answer, 32 at once, one
+core): aiohttp 0.2 ms, httpx 2.1 ms, a hand-written pool 0.14 ms. aiohttp comes with vLLM, so it is no further dependency.
+Cancelling a call closes its connection, by which vLLM learns that nobody waits for the answer.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import aiohttp
+
+from hpcrl.errors import InfraError
+
+__all__ = ["Loopback", "Refused"]
+
+
+class Refused(InfraError):
+    """The server answered with an error status."""
+
+    def __init__(self, path: str, status: int, text: str) -> None:
+        super().__init__("engine_refused", f"vLLM answered {status} to {path}: {text[:1000]}")
+        self.status = status
+        self.text = text
+
+
+class Loopback:
+    """Connections to ``127.0.0.1:port``; as many as there are calls at once. Create and close inside a running loop."""
+
+    def __init__(self, port: int) -> None:
+        self._session = aiohttp.ClientSession(
+            f"http://127.0.0.1:{port}",
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0),  # below uvicorn's 5 s: we close first
+            timeout=aiohttp.ClientTimeout(total=None),
+            trust_env=False,  # a site's http_proxy must not see loopback traffic
+        )
+
+    async def post(self, path: str, body: dict[str, Any] | None = None, timeout_s: float = 60.0) -> dict[str, Any]:
+        """POST ``body`` as JSON; the JSON object of the answer.
+
+        Raises Refused for an error status, InfraError("engine_unreachable") without an answer, TimeoutError.
+        """
+        return await self._call("POST", path, body, timeout_s)
+
+    async def get(self, path: str, timeout_s: float = 60.0) -> dict[str, Any]:
+        """GET, as :meth:`post`."""
+        return await self._call("GET", path, None, timeout_s)
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def _call(self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float) -> dict[str, Any]:
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        try:
+            async with self._session.request(method, path, json=body, timeout=timeout) as response:
+                answer = await response.read()
+                if response.status >= 400:
+                    raise Refused(path, response.status, answer.decode("utf-8", "replace"))
+                return json.loads(answer) if answer.strip() else {}
+        except (aiohttp.ClientError, ConnectionError) as error:
+            raise InfraError("engine_unreachable", f"no answer from vLLM to {path}: {error}") from error
+        except json.JSONDecodeError as error:
+            raise InfraError("engine_unreachable", f"vLLM's answer to {path} is not JSON: {error}") from error
