@@ -1,0 +1,1 @@
+"""Publishing weights: manifest, plan, staging, transfer, and the plugin inside vLLM."""

@@ -1,0 +1,169 @@
+"""The double buffer beside a replica: two files in shared memory, one active (served, or to be reloaded from), one standby.
+
+    hpcrl-<run_id>-<replica>-<0|1>.weights    mode 0600; the owner holds an exclusive flock for as long as it lives
+
+The lock tells a dead run's leftovers from a live run's files: whatever can be locked has no owner and is removed at start.
+Standby bytes become active only by :meth:`Staging.swap`, after the flip; until then the active half is untouched.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import re
+from pathlib import Path
+from types import TracebackType
+
+from hpcrl.errors import EnvironmentFault, InfraError
+
+__all__ = ["DEFAULT_DIRECTORY", "Staging", "remove_leftovers"]
+
+DEFAULT_DIRECTORY = Path("/dev/shm")
+_SUFFIX = ".weights"
+
+
+def remove_leftovers(directory: Path = DEFAULT_DIRECTORY) -> list[Path]:
+    """Remove this user's staging files that no live process holds; returns their paths."""
+    removed = []
+    for path in sorted(directory.glob(f"hpcrl-*{_SUFFIX}")):
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            continue  # another user's, or just gone
+        try:
+            if os.fstat(descriptor).st_uid == os.getuid() and _lock(descriptor):
+                path.unlink(missing_ok=True)
+                removed.append(path)
+        finally:
+            os.close(descriptor)
+    return removed
+
+
+class _Slot:
+    """One file, mapped; grows or shrinks to the size of the version it receives."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor = _create_locked(path)
+        self._map: mmap.mmap | None = None
+        self._view: memoryview | None = None
+        self._nbytes = 0
+
+    def view(self, nbytes: int) -> memoryview:
+        if self._view is None or self._nbytes != nbytes:
+            self._resize(nbytes)
+        if self._view is None:
+            raise InfraError("staging_closed", f"{self.path} has no memory")
+        return self._view
+
+    def _resize(self, nbytes: int) -> None:
+        self._unmap()
+        size = max(nbytes, 1)  # an empty file cannot be mapped
+        try:
+            os.ftruncate(self._descriptor, size)
+            # Reserve now: a full /dev/shm would otherwise kill the process by SIGBUS at the first touch.
+            os.posix_fallocate(self._descriptor, 0, size)
+        except OSError as error:
+            os.ftruncate(self._descriptor, 0)
+            if error.errno != errno.ENOSPC:
+                raise
+            raise InfraError("staging_full", f"{self.path.parent} has no room for {nbytes} bytes of weights") from error
+        self._map = mmap.mmap(self._descriptor, size)
+        self._view = memoryview(self._map)[:nbytes]
+        self._nbytes = nbytes
+
+    def _unmap(self) -> None:
+        if self._view is not None:
+            self._view.release()
+        if self._map is not None:
+            self._map.close()
+        self._view = self._map = None
+
+    def close(self) -> None:
+        if self._descriptor < 0:
+            return
+        self.path.unlink(missing_ok=True)
+        try:
+            self._unmap()
+        finally:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class Staging:
+    """Two slots of one replica. A context manager; leaving it removes both files.
+
+    ``directory`` must be memory-backed and on the replica's node. Raises EnvironmentFault when it cannot be used.
+    """
+
+    def __init__(self, run_id: str, replica: str, directory: Path = DEFAULT_DIRECTORY) -> None:
+        if not directory.is_dir():
+            raise EnvironmentFault(f"the staging directory {directory} does not exist on this node")
+        remove_leftovers(directory)
+        safe = re.sub(r"[^A-Za-z0-9._]", "_", f"{run_id}-{replica}")
+        paths = [directory / f"hpcrl-{safe}-{slot}{_SUFFIX}" for slot in (0, 1)]
+        first = _Slot(paths[0])
+        try:
+            self._slots = [first, _Slot(paths[1])]
+        except BaseException:
+            first.close()
+            raise
+        self._standby = 0
+
+    @property
+    def standby_path(self) -> Path:
+        """File of the half that may be overwritten."""
+        return self._slots[self._standby].path
+
+    @property
+    def active_path(self) -> Path:
+        """File of the half that must not be touched."""
+        return self._slots[1 - self._standby].path
+
+    def standby(self, nbytes: int) -> memoryview:
+        """The standby half as ``nbytes`` writable bytes. Raises InfraError("staging_full") when there is no room."""
+        return self._slots[self._standby].view(nbytes)
+
+    def swap(self) -> None:
+        """The standby half becomes the active one."""
+        self._standby = 1 - self._standby
+
+    def close(self) -> None:
+        """Remove both files; memory still mapped elsewhere lives until unmapped there. Views must not be held."""
+        for slot in self._slots:
+            slot.close()
+
+    def __enter__(self) -> Staging:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _create_locked(path: Path) -> int:
+    """Create ``path`` and lock it. Another process may sweep it between the two calls: look, and try again."""
+    for _ in range(10):
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise EnvironmentFault(f"cannot create the staging file {path}: {error.strerror}") from error
+        if not _lock(descriptor):
+            os.close(descriptor)
+            raise EnvironmentFault(f"the staging file {path} belongs to a process that is still running")
+        if os.fstat(descriptor).st_nlink:
+            os.fchmod(descriptor, 0o600)
+            return descriptor
+        os.close(descriptor)
+    raise EnvironmentFault(f"the staging file {path} is removed again and again by another process")
