@@ -19,13 +19,14 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from hpcrl.errors import EnvironmentFault, UserError
-from hpcrl.sandbox.base import Mount, SandboxSpec
+from hpcrl.sandbox.base import SandboxSpec
 from hpcrl.sandbox.server import ENTRY
 from hpcrl.sandbox.shell import ShellSandbox
 
-__all__ = ["FLAGS", "ApptainerSandbox", "exec_argv", "find_apptainer", "sandbox_owner"]
+__all__ = ["FLAGS", "ApptainerSandbox", "Bind", "exec_argv", "find_apptainer", "sandbox_owner"]
 
 FLAGS = (
     "--userns",
@@ -44,6 +45,14 @@ FLAGS = (
 _PLAIN_PATH = re.compile(r"/[^,:\"\\\n]*")
 
 
+class Bind(NamedTuple):
+    """A host directory and where the container sees it."""
+
+    source: Path
+    target: str
+    writable: bool
+
+
 def find_apptainer() -> str:
     """Path of the program. Raises EnvironmentFault."""
     path = shutil.which("apptainer") or shutil.which("singularity")
@@ -60,16 +69,16 @@ def sandbox_owner() -> int | None:
     return pwd.getpwnam("nobody").pw_uid if os.geteuid() == 0 else None
 
 
-def exec_argv(apptainer: str, image: Path, mounts: Sequence[Mount], workdir: str, owner: int | None) -> list[str]:
+def exec_argv(apptainer: str, image: Path, binds: Sequence[Bind], workdir: str, owner: int | None) -> list[str]:
     """The command line. Raises UserError for a path that Apptainer's bind syntax cannot express."""
     argv = [apptainer, "--silent", "exec", *FLAGS, f"--pwd={workdir}"]
-    for mount in mounts:
-        for path in (str(mount.source), mount.target):
+    for bind in binds:
+        for path in (str(bind.source), bind.target):
             if not _PLAIN_PATH.fullmatch(path):
                 raise UserError(
                     f"{path!r} cannot be mounted: it must be absolute, without comma, colon, quote or backslash"
                 )
-        argv.append(f"--bind={mount.source}:{mount.target}:{'rw' if mount.writable else 'ro'}")
+        argv.append(f"--bind={bind.source}:{bind.target}:{'rw' if bind.writable else 'ro'}")
     argv += [str(image), *ENTRY]
     if owner is not None:
         argv = ["setpriv", f"--reuid={owner}", f"--regid={owner}", "--clear-groups", "--", *argv]
@@ -77,24 +86,19 @@ def exec_argv(apptainer: str, image: Path, mounts: Sequence[Mount], workdir: str
 
 
 class ApptainerSandbox(ShellSandbox):
-    """See ShellSandbox. ``mounts`` are shown besides the work directory."""
+    """See ShellSandbox."""
 
-    def __init__(
-        self, spec: SandboxSpec, attempt: Path, apptainer: str, owner: int | None, mounts: tuple[Mount, ...] = ()
-    ) -> None:
+    def __init__(self, spec: SandboxSpec, attempt: Path, apptainer: str, owner: int | None) -> None:
         super().__init__(spec, attempt, owner)
         self._apptainer = apptainer
         self._owner = owner
-        self._mounts = mounts
 
     def _argv(self) -> list[str]:
         if self.spec.image is None:
             raise UserError("the apptainer backend needs an image")
-        own = (
-            Mount(source=self._work.work, target=self.spec.workdir, writable=True),
-            Mount(source=self._work.shm, target="/dev/shm", writable=True),
-        )
-        return exec_argv(self._apptainer, self.spec.image, (*own, *self._mounts), self.spec.workdir, self._owner)
+        binds = [Bind(self._work.work, self.spec.workdir, True), Bind(self._work.shm, "/dev/shm", True)]
+        binds += [Bind(self._work.mount(i), mount.target, mount.writable) for i, mount in enumerate(self.spec.mounts)]
+        return exec_argv(self._apptainer, self.spec.image, binds, self.spec.workdir, self._owner)
 
     def _environment(self) -> Mapping[str, str]:
         # HOME must not exist: no configuration of the user takes part.

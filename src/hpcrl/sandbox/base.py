@@ -46,22 +46,30 @@ class CommandResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mount:
-    """A host directory shown inside the sandbox."""
+    """A directory shown inside the sandbox besides the work directory: a private copy of ``source``, or an empty one for None.
 
-    source: Path
+    Example: ``Mount(target="/tests", source=task_dir / "tests")``.
+    """
+
     target: str
+    source: Path | None = None
     writable: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SandboxSpec:
-    """What a sandbox is made of. ``files`` are directories whose content is copied, in order, into the work directory, after the
-    image's own content at ``workdir``."""
+    """What a sandbox is made of.
+
+    ``files`` are directories whose content is copied, in order, into the work directory, after the image's own content at
+    ``workdir``; ``artifact`` is applied to that before the sandbox starts, and counts as initial content.
+    """
 
     image: Path | None
     """Unpacked image directory (see images.resolve); None only for the unsafe process backend."""
     workdir: str = "/work"
     files: tuple[Path, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    artifact: bytes | None = None
     env: dict[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
 
@@ -73,7 +81,10 @@ class Sandbox(ABC):
 
     @abstractmethod
     async def start(self) -> None:
-        """Prepare the work directory and start the command server. Raises InfraError("sandbox_start")."""
+        """Prepare the work directory and start the command server.
+
+        Raises InfraError("sandbox_start"), DataError("artifact_corrupt"), or UserError for a spec that cannot be used.
+        """
 
     @abstractmethod
     async def run(self, command: str, timeout_s: float | None = None) -> CommandResult:
@@ -93,6 +104,10 @@ class Sandbox(ABC):
     @abstractmethod
     async def write(self, path: str, content: bytes) -> None:
         """Create or replace a regular file in the work directory, with missing parent directories. Raises as ``read``."""
+
+    @abstractmethod
+    async def read_mount(self, target: str, path: str, max_bytes: int = 1 << 20) -> bytes:
+        """As ``read``, below the mount at ``target``; also after the sandbox has died."""
 
     @abstractmethod
     async def artifact(self) -> bytes:

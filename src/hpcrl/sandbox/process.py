@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from hpcrl.sandbox.base import Mount, SandboxSpec
+from hpcrl.sandbox.base import SandboxSpec
 from hpcrl.sandbox.server import ENTRY
 from hpcrl.sandbox.shell import ShellSandbox
 
@@ -22,9 +22,8 @@ class ProcessSandbox(ShellSandbox):
 
     contained = False
 
-    def __init__(self, spec: SandboxSpec, attempt: Path, mounts: tuple[Mount, ...] = ()) -> None:
+    def __init__(self, spec: SandboxSpec, attempt: Path) -> None:
         super().__init__(spec, attempt, owner=None)
-        self._mounts = mounts
 
     def _visible_workdir(self, spec: SandboxSpec, attempt: Path) -> str:
         return str(attempt / "work")
@@ -33,7 +32,7 @@ class ProcessSandbox(ShellSandbox):
         return list(ENTRY)
 
     def _environment(self) -> Mapping[str, str]:
-        mounts = {f"HPCRL_MOUNT_{index}": str(mount.source) for index, mount in enumerate(self._mounts)}
+        mounts = {f"HPCRL_MOUNT_{index}": str(self._work.mount(index)) for index in range(len(self.spec.mounts))}
         return {
             "PATH": os.environ.get("PATH", os.defpath),
             "LANG": "C.UTF-8",

@@ -63,8 +63,7 @@ class ShellSandbox(Sandbox):
     # Life.
 
     async def start(self) -> None:
-        sources = await asyncio.to_thread(self._populate)
-        await asyncio.to_thread(self._work.remember, sources)
+        await asyncio.to_thread(self._populate)
         workdir = str(self._work.target)
         script = prelude(workdir, {"HOME": "/tmp", "LANG": "C.UTF-8", **self.spec.env}, self.spec.limits)
         try:
@@ -81,15 +80,18 @@ class ShellSandbox(Sandbox):
         self._channel.finish()
         self._locate()
 
-    def _populate(self) -> tuple[Path, ...]:
+    def _populate(self) -> None:
         image = self.spec.image
         own = () if image is None else (image / self.spec.workdir.lstrip("/"),)
         sources = tuple(source for source in (*own, *self.spec.files) if source.is_dir())
         try:
-            self._work.create(sources)
+            self._work.create(sources, self.spec.mounts)
+            if self.spec.artifact is not None:
+                self._work.apply(self.spec.artifact, 2 * self.spec.limits.artifact_bytes)
+                sources = ()
+            self._work.remember(sources)
         except OSError as error:
             raise InfraError("sandbox_start", f"cannot prepare the work directory: {error}") from error
-        return sources
 
     def _locate(self) -> None:
         if not self.contained:
@@ -198,6 +200,12 @@ class ShellSandbox(Sandbox):
 
     async def write(self, path: str, content: bytes) -> None:
         self._work.write(path, content)
+
+    async def read_mount(self, target: str, path: str, max_bytes: int = 1 << 20) -> bytes:
+        for index, mount in enumerate(self.spec.mounts):
+            if mount.target == target:
+                return self._work.read_mount(index, path, max_bytes)
+        raise ValueError(f"nothing is mounted at {target}")
 
     async def artifact(self) -> bytes:
         if self._dead is None:

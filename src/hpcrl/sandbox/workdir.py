@@ -1,6 +1,8 @@
 """The work directory of one attempt: a private host directory that is bind-mounted into the sandbox.
 
-    SCRATCH/WORKER/ATTEMPT/work    the sandbox's work directory       SCRATCH/WORKER/ATTEMPT/shm    its /dev/shm
+    SCRATCH/WORKER/ATTEMPT/work        the sandbox's work directory
+                           shm         its /dev/shm
+                           mount0 …    its other mounts, in order
 
 A host directory rather than one inside the container: files are read and written without a process start, and the artifact
 survives whatever the agent does to its container. The price is that the host touches a tree an agent controls; trees.py does
@@ -15,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from hpcrl.errors import PolicyError
-from hpcrl.sandbox.artifact import pack
+from hpcrl.sandbox.artifact import Applied, apply_artifact, pack
+from hpcrl.sandbox.base import Mount
 from hpcrl.sandbox.limits import Limits
 from hpcrl.sandbox.trees import (
     Entry,
@@ -34,7 +37,7 @@ __all__ = ["WorkDir"]
 @dataclass(frozen=True, slots=True)
 class _Original:
     info: os.stat_result
-    source: Path
+    source: Path | None
 
 
 class WorkDir:
@@ -49,27 +52,37 @@ class WorkDir:
         self._original: dict[str, _Original] = {}
         self._root = -1
 
-    def create(self, sources: tuple[Path, ...]) -> None:
+    def create(self, sources: tuple[Path, ...], mounts: tuple[Mount, ...]) -> None:
         """Make the directories and copy the content of each of ``sources`` into the work directory. Raises OSError."""
         self.attempt.mkdir(mode=0o711 if self._owner is not None else 0o700)
-        for directory in (self.work, self.shm):
+        for directory in (self.work, self.shm, *(self.mount(index) for index in range(len(mounts)))):
             directory.mkdir(mode=0o755)
             if self._owner is not None:
                 os.chown(directory, self._owner, self._owner)
-        self._root = os.open(self.work, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._root = _open(self.work)
         for source in sources:
             copy_tree(source, self._root, self._owner)
+        for index, mount in enumerate(mounts):
+            if mount.source is not None:
+                descriptor = _open(self.mount(index))
+                try:
+                    copy_tree(mount.source, descriptor, self._owner)
+                finally:
+                    os.close(descriptor)
+
+    def mount(self, index: int) -> Path:
+        """Host path of the mount with that index."""
+        return self.attempt / f"mount{index}"
+
+    def apply(self, artifact: bytes, max_bytes: int) -> Applied:
+        """Apply an artifact to the work directory; see apply_artifact."""
+        return apply_artifact(artifact, self._root, self._owner, max_bytes)
 
     def remember(self, sources: tuple[Path, ...]) -> None:
         """Take the present content, made of ``sources``, as the initial one: the artifact is what differs from it."""
         for entry in walk(self._root):
-            source = next(s for s in reversed(sources) if os.path.lexists(s / entry.path))
-            self._original[entry.path] = _Original(entry.info, source / entry.path)
-
-    @property
-    def descriptor(self) -> int:
-        """The open work directory."""
-        return self._root
+            source = next((s for s in reversed(sources) if os.path.lexists(s / entry.path)), None)
+            self._original[entry.path] = _Original(entry.info, source / entry.path if source is not None else None)
 
     def relative(self, path: str) -> str:
         """``path`` as seen in the sandbox, relative to the work directory. Raises ValueError when it is outside."""
@@ -84,6 +97,14 @@ class WorkDir:
         with open_parent(self._root, self.relative(path)) as (parent, name):
             return read_file(parent, name, max_bytes)
 
+    def read_mount(self, index: int, path: str, max_bytes: int) -> bytes:
+        root = _open(self.mount(index))
+        try:
+            with open_parent(root, path) as (parent, name):
+                return read_file(parent, name, max_bytes)
+        finally:
+            os.close(root)
+
     def write(self, path: str, content: bytes) -> None:
         with open_parent(self._root, self.relative(path), create=True, owner=self._owner) as (parent, name):
             write_file(parent, name, content, owner=self._owner)
@@ -91,7 +112,7 @@ class WorkDir:
     def check_usage(self, limits: Limits) -> None:
         """Raise PolicyError("disk_limit") when the work directory and /dev/shm hold too much. Cost: one stat per entry."""
         used = entries = 0
-        shm = os.open(self.shm, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        shm = _open(self.shm)
         try:
             for root in (self._root, shm):
                 for entry in walk(root, make_accessible=True):
@@ -119,7 +140,7 @@ class WorkDir:
         # The change time cannot be set by a process, so an equal one means: not touched.
         if (then.st_ino, then.st_ctime_ns, then.st_mode) == (now.st_ino, now.st_ctime_ns, now.st_mode):
             return False
-        if then.st_mode != now.st_mode:
+        if then.st_mode != now.st_mode or original.source is None:
             return True
         if stat.S_ISDIR(now.st_mode):
             return False
@@ -135,3 +156,7 @@ class WorkDir:
             os.close(self._root)
             self._root = -1
         remove_tree(self.attempt)
+
+
+def _open(directory: Path) -> int:
+    return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -1,0 +1,85 @@
+"""Can sandboxes run on this machine? One real start answers, with one line that says what is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from hpcrl.errors import EnvironmentFault, HpcrlError
+from hpcrl.sandbox.apptainer import find_apptainer, sandbox_owner
+from hpcrl.sandbox.base import SandboxSpec
+from hpcrl.sandbox.images import Image
+from hpcrl.sandbox.limits import Limits
+from hpcrl.sandbox.pool import Backend, SandboxPool
+
+__all__ = ["preflight"]
+
+_CHECKS = (
+    ("test ! -e /sys/class/net", "/sys is visible inside"),
+    ("test -w .", "the work directory cannot be written"),
+    ("! test -w /proc/sys/kernel/core_pattern", "/proc/sys can be written from inside"),
+    ('test "$(ls /proc | grep -c "^[0-9]*$")" -lt 12', "foreign processes are visible inside"),
+)
+
+
+async def preflight(image: Image | None, backend: Backend = "apptainer", scratch: Path | None = None) -> None:
+    """Start one sandbox and look at it from inside. Raises EnvironmentFault with the cause and the remedy."""
+    if backend == "process":
+        return
+    _static_checks()
+    if image is None:
+        raise EnvironmentFault("no sandbox image: set sandbox.image")
+    spec = SandboxSpec(image=image.path, limits=Limits(start_timeout_s=60.0))
+    base = Path(tempfile.mkdtemp(prefix="hpcrl-check-", dir=scratch))
+    os.chmod(base, 0o711)
+    try:
+        async with (
+            SandboxPool(backend=backend, start_concurrency=1, scratch=base) as pool,
+            pool.sandbox(spec) as sandbox,
+        ):
+            for command, fault in _CHECKS:
+                result = await sandbox.run(command, timeout_s=20.0)
+                if result.exit_code != 0:
+                    raise EnvironmentFault(
+                        f"sandboxes do not isolate on this machine: {fault} ({result.output.strip()})"
+                    )
+    except EnvironmentFault:
+        raise
+    except HpcrlError as error:
+        raise EnvironmentFault(
+            f"a sandbox cannot be started from {image.path}: {error}{_hint(str(error), image)}"
+        ) from error
+    finally:
+        await asyncio.to_thread(shutil.rmtree, base, ignore_errors=True)
+
+
+def _static_checks() -> None:
+    find_apptainer()
+    limit = Path("/proc/sys/user/max_user_namespaces")
+    clone = Path("/proc/sys/kernel/unprivileged_userns_clone")
+    if limit.exists() and int(limit.read_text()) == 0:
+        raise EnvironmentFault(f"user namespaces are switched off ({limit} is 0): ask the administrators to allow them")
+    if clone.exists() and int(clone.read_text()) == 0:
+        raise EnvironmentFault(f"unprivileged user namespaces are switched off ({clone} is 0): ask the administrators")
+    if (
+        not Path("/proc/self/task/self/children").exists()
+        and not Path(f"/proc/self/task/{os.getpid()}/children").exists()
+    ):
+        raise EnvironmentFault(
+            "this kernel has no /proc/PID/task/TID/children (CONFIG_PROC_CHILDREN), which sandboxes need"
+        )
+    if sandbox_owner() is not None and shutil.which("setpriv") is None:
+        raise EnvironmentFault("run as root, sandboxes need `setpriv` (package util-linux) to become an ordinary user")
+
+
+def _hint(message: str, image: Image) -> str:
+    if "ermission denied" not in message and "no such file" not in message.lower():
+        return ""
+    if sandbox_owner() is not None:
+        return (
+            f"; run as root, sandboxes are user nobody: every directory above {image.path} must be passable to others"
+        )
+    return "; is the image readable to you?"

@@ -1,0 +1,157 @@
+"""Tasks in Harbor format: the public part, which is all that a harness may see.
+
+    TASK/instruction.md                 what the agent is told
+         task.toml                      [agent] timeout_sec   [environment] docker_image|image, workdir, env, memory_mb, storage_mb
+         environment/files/             copied into the work directory
+         environment/Dockerfile, …      for those who build the image; part of environment_version
+         tests/, solution/              private: scoring.private reads them, nothing here does
+
+Keys of task.toml that hpcrl does not use are left alone: Harbor's own files have more of them.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from hpcrl.errors import UserError
+from hpcrl.sandbox.base import SandboxSpec
+from hpcrl.sandbox.digests import combine, tree_digest
+from hpcrl.sandbox.images import Image
+from hpcrl.sandbox.limits import Limits
+
+__all__ = ["Task", "list_tasks", "load_task", "read_toml", "sandbox_spec", "value_of"]
+
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """Example: ``Task(task_id="repair-train-0000", instruction="Make sega…", workdir="/work", …)``. Times in seconds."""
+
+    task_id: str
+    directory: Path
+    instruction: str
+    image: str | None
+    """Image named by the task; None: the run's own (`sandbox.image`)."""
+    workdir: str
+    env: dict[str, str]
+    files: Path | None
+    """Directory whose content the agent finds in its work directory."""
+    agent_timeout_s: float | None
+    memory_mib: int | None
+    storage_mib: int | None
+    files_digest: str
+    """Digest of environment/ and of what task.toml says about it, without the image."""
+
+    def environment_version(self, image: Image) -> str:
+        """What the agent's surroundings were: image and task files, one digest."""
+        return combine(image.digest, self.files_digest)
+
+
+def load_task(directory: Path) -> Task:
+    """Read a task. Raises UserError naming the file and key that cannot be used."""
+    directory = Path(directory).resolve()
+    where = directory / "task.toml"
+    table = read_toml(where)
+    try:
+        instruction = (directory / "instruction.md").read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{directory / 'instruction.md'}: cannot be read ({error}); a Harbor task needs it") from error
+    if not instruction:
+        raise UserError(f"{directory / 'instruction.md'}: is empty; it must say what the agent is to do")
+    image = value_of(table, "environment", "image", str, where) or value_of(
+        table, "environment", "docker_image", str, where
+    )
+    workdir = value_of(table, "environment", "workdir", str, where) or "/work"
+    if not workdir.startswith("/") or ".." in PurePosixPath(workdir).parts or workdir == "/":
+        raise UserError(f"{where}: [environment] workdir is {workdir!r}; it must be an absolute path other than /")
+    env = value_of(table, "environment", "env", dict, where) or {}
+    if not all(isinstance(value, str) for value in env.values()):
+        raise UserError(f"{where}: [environment] env must map names to strings")
+    environment = directory / "environment"
+    files = environment / "files"
+    content = tree_digest(environment) if environment.is_dir() else ""
+    settings = "\n".join(f"{name}={value}" for name, value in sorted(env.items()))
+    return Task(
+        task_id=directory.name,
+        directory=directory,
+        instruction=instruction,
+        image=image,
+        workdir=workdir,
+        env=env,
+        files=files if files.is_dir() else None,
+        agent_timeout_s=_positive(table, "agent", "timeout_sec", where),
+        memory_mib=_mib(table, "memory_mb", where),
+        storage_mib=_mib(table, "storage_mb", where),
+        files_digest=combine(content, workdir, settings),
+    )
+
+
+def list_tasks(directory: Path) -> list[Path]:
+    """Task directories (those with a task.toml) below ``directory``, by name. Raises UserError when there is none."""
+    directory = Path(directory)
+    try:
+        found = sorted(path.parent.resolve() for path in directory.glob("*/task.toml"))
+    except OSError as error:
+        raise UserError(f"task set {directory} cannot be read: {error.strerror}") from error
+    if not found:
+        raise UserError(
+            f"{directory} holds no tasks: expected directories in Harbor format (task.toml, instruction.md, tests/)"
+        )
+    return found
+
+
+def sandbox_spec(task: Task, image: Image | None, limits: Limits) -> SandboxSpec:
+    """The agent's sandbox: the task's files, and the stricter of the run's limits and the task's."""
+    memory = task.memory_mib * _MIB if task.memory_mib is not None else limits.memory_bytes
+    disk = task.storage_mib * _MIB if task.storage_mib is not None else limits.disk_bytes
+    stricter = replace(
+        limits,
+        memory_bytes=min(limits.memory_bytes, memory),
+        disk_bytes=min(limits.disk_bytes, disk),
+        file_bytes=min(limits.file_bytes, disk),
+    )
+    return SandboxSpec(
+        image=image.path if image is not None else None,
+        workdir=task.workdir,
+        files=(task.files,) if task.files is not None else (),
+        env=task.env,
+        limits=stricter,
+    )
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Parse a task.toml. Raises UserError."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path.parent} is no task: it has no {path.name}") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def value_of(table: dict[str, Any], section: str, key: str, kind: type | tuple[type, ...], where: Path) -> Any:
+    """``table[section][key]``, or None when absent. Raises UserError when it has another type."""
+    part = table.get(section, {})
+    if not isinstance(part, dict):
+        raise UserError(f"{where}: {section} must be a table ([{section}])")
+    value = part.get(key)
+    if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        raise UserError(f"{where}: [{section}] {key} is {value!r}; expected {' or '.join(k.__name__ for k in kinds)}")
+    return value
+
+
+def _positive(table: dict[str, Any], section: str, key: str, where: Path) -> float | None:
+    value = value_of(table, section, key, (int, float), where)
+    if value is not None and not 0 < value < float("inf"):
+        raise UserError(f"{where}: [{section}] {key} is {value!r}; it must be a positive number")
+    return float(value) if value is not None else None
+
+
+def _mib(table: dict[str, Any], key: str, where: Path) -> int | None:
+    value = _positive(table, "environment", key, where)
+    return int(value) if value is not None else None

@@ -1,0 +1,107 @@
+"""Scores one artifact.
+
+    fresh work directory: image content + task files ─► artifact applied ─► sandbox starts, tests mounted read-only at /tests
+    ─► bash /tests/test.sh in the work directory ─► /logs/verifier/reward.txt | reward.json read from the host
+
+Who is to blame decides what is reported:
+
+    a reward was written                               that score
+    the verifier overran its time, or what it ran      reward 0, policy failure: the artifact is what differs between attempts
+    broke a limit of the sandbox
+    no reward, or not a finite number                  InfraError("no_reward" | "bad_reward"): the verifier is broken
+    the sandbox did not start or was killed            InfraError
+    the artifact is no artifact                        DataError
+
+The code under test runs beside the tests, as Harbor defines it: an agent that anticipates /logs/verifier could write there. Tests
+that must resist that run the code as a child and write the reward last.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+
+from hpcrl.errors import InfraError, PolicyError
+from hpcrl.sandbox.base import Mount, Sandbox
+from hpcrl.sandbox.images import Image
+from hpcrl.sandbox.limits import Limits
+from hpcrl.sandbox.pool import SandboxPool
+from hpcrl.sandbox.tasks import sandbox_spec
+from hpcrl.scoring.private import PrivateTask
+from hpcrl.scoring.rewards import parse_json, parse_text, total
+
+__all__ = ["LOGS", "TESTS", "Score", "score"]
+
+TESTS = "/tests"
+LOGS = "/logs/verifier"
+
+_REWARD_BYTES = 1 << 16
+_DETAIL_CHARACTERS = 2000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Score:
+    """Example: ``Score(reward=1.0, rewards={"reward": 1.0}, verifier_version="sha256-…", duration_s=0.2)``.
+
+    ``policy_failure``: why the score is 0 without a verdict ("verifier_timeout", "disk_limit", …). ``detail``: the end of what the
+    verifier printed, for people.
+    """
+
+    reward: float
+    verifier_version: str
+    duration_s: float
+    rewards: dict[str, float] = field(default_factory=dict)
+    policy_failure: str | None = None
+    detail: str = ""
+
+
+async def score(
+    task: PrivateTask, artifact: bytes, image: Image | None, limits: Limits, pool: SandboxPool, name: str = "score"
+) -> Score:
+    """Score ``artifact``. Raises InfraError, DataError as listed above. ``name`` labels the scratch directory."""
+    began = time.monotonic()
+    spec = replace(
+        sandbox_spec(task.public, image, limits),
+        artifact=artifact,
+        env={**task.public.env, **task.env},
+        mounts=(Mount(target=TESTS, source=task.tests), Mount(target=LOGS, writable=True)),
+    )
+    async with pool.sandbox(spec, name) as sandbox:
+        failure: str | None = None
+        output = ""
+        try:
+            result = await sandbox.run(_command(pool), task.timeout_s)
+            output = result.output[-_DETAIL_CHARACTERS:]
+            if result.timed_out:
+                failure = "verifier_timeout"
+        except PolicyError as error:
+            failure, output = f"verifier_{error.reason}", str(error)
+        rewards = {} if failure is not None else await _rewards(sandbox, output)
+        return Score(
+            reward=total(rewards) if rewards else 0.0,
+            rewards=rewards,
+            verifier_version=task.verifier_version,
+            duration_s=time.monotonic() - began,
+            policy_failure=failure,
+            detail=output,
+        )
+
+
+def _command(pool: SandboxPool) -> str:
+    # The process backend has no namespace to mount in: it names its directories in the environment.
+    tests = TESTS if pool.isolated else "$HPCRL_MOUNT_0"
+    return f'if command -v bash >/dev/null; then exec bash "{tests}/test.sh"; else exec sh "{tests}/test.sh"; fi'
+
+
+async def _rewards(sandbox: Sandbox, output: str) -> dict[str, float]:
+    for name, parse in (("reward.txt", parse_text), ("reward.json", parse_json)):
+        try:
+            content = await sandbox.read_mount(LOGS, name, _REWARD_BYTES)
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            raise InfraError("bad_reward", f"{LOGS}/{name}: {error}") from error
+        return parse(content)
+    raise InfraError(
+        "no_reward", f"the tests wrote neither reward.txt nor reward.json; they printed: {output[-300:].strip()!r}"
+    )
