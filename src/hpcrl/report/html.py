@@ -9,7 +9,7 @@ from typing import Any
 
 from hpcrl.report.collect import RunData, Stage, stages
 from hpcrl.report.style import STYLE
-from hpcrl.report.svg import Line, bar_chart, line_chart
+from hpcrl.report.svg import HALF, Line, bar_chart, line_chart
 from hpcrl.report.tables import duration, rows_of, share
 
 __all__ = ["render_html"]
@@ -25,7 +25,7 @@ def render_html(data: RunData, summary: Mapping[str, Any]) -> str:
         _section("Learning curve", _learning(data)),
         _pair(
             _section("Policy lag of trained trajectories", _lags(summary)),
-            _section("Attempts by final state", bar_chart(_present(summary["attempts"]), color=3)),
+            _section("Attempts by final state", bar_chart(_present(summary["attempts"]), color=3, width=HALF)),
         ),
         _section("Time per stage", _time_chart(data)),
         _section("Time per stage, in numbers", _stage_table(stages(data))),
@@ -64,11 +64,12 @@ def _learning(data: RunData) -> str:
 
 def _lags(summary: Mapping[str, Any]) -> str:
     lags = summary["lag_histogram"]
-    return bar_chart({f"{lag} step{'' if lag == '1' else 's'}": count for lag, count in lags.items()}, color=1)
+    return bar_chart(
+        {f"{lag} step{'' if lag == '1' else 's'}": count for lag, count in lags.items()}, color=1, width=HALF
+    )
 
 
 def _time_chart(data: RunData) -> str:
-    """Medians on a log scale would need explaining; the median and the tail are two plain bars instead."""
     measured = stages(data)
     if not measured:
         return ""
@@ -94,7 +95,7 @@ def _stage_table(measured: Sequence[Stage]) -> str:
 def _step_chart(data: RunData) -> str:
     names = (("whole step", "step_s"), ("waiting for the batch", "batch_wait_s"), ("training", "train_s"))
     lines = [Line(label, data.by_step(name), color) for color, (label, name) in enumerate(names, start=1)]
-    return line_chart(lines, "training step", "seconds")
+    return line_chart(lines, "training step", "seconds", width=HALF)
 
 
 def _gap(data: RunData) -> str:
@@ -104,7 +105,7 @@ def _gap(data: RunData) -> str:
     if not points:
         return ""
     low = min(-6.0, *(y for _, y in points))
-    chart = line_chart([Line("largest gap", points, 4)], "training step", "log10 of the largest gap", (low, 0.0))
+    chart = line_chart([Line("largest gap", points, 4)], "training step", "log10 of the largest gap", (low, 0.0), HALF)
     return f'{chart}<p class="note">|trainer − recorded| logprob of sampled tokens, trajectories of the current version.</p>'
 
 

@@ -7,11 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-__all__ = ["Line", "bar_chart", "line_chart", "ticks"]
+__all__ = ["HALF", "WHOLE", "Line", "bar_chart", "line_chart", "ticks"]
 
-_WIDTH, _HEIGHT = 640, 260
+WHOLE, HALF = 1000, 470
+"""Widths of a chart that has the page's width, and of one of two side by side: drawn about 1:1, so that letters keep their size."""
+_HEIGHT = 280
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 16, 14, 40
-_BAR_H, _LABEL_W, _VALUE_W = 22, 190, 90
+_BAR_H, _VALUE_W = 22, 90
+_LETTER = 6.6
+"""Width of an average letter of the labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,9 @@ def ticks(low: float, high: float, wanted: int = 6) -> list[float]:
     return [round(index * step, 12) for index in range(first, last + 1)]
 
 
-def line_chart(lines: Sequence[Line], x_label: str, y_label: str, y_range: tuple[float, float] | None = None) -> str:
+def line_chart(
+    lines: Sequence[Line], x_label: str, y_label: str, y_range: tuple[float, float] | None = None, width: int = WHOLE
+) -> str:
     """Curves over a common x axis, with a legend when there are several. Empty text when there is nothing to draw."""
     drawn = [line for line in lines if line.points]
     if not drawn:
@@ -52,12 +58,12 @@ def line_chart(lines: Sequence[Line], x_label: str, y_label: str, y_range: tuple
     def at(x: float, y: float) -> tuple[float, float]:
         across = (x - x_low) / (x_high - x_low) if len(set(xs)) > 1 else 0.5
         up = (min(max(y, y_low), y_high) - y_low) / (y_high - y_low)
-        return _LEFT + across * (_WIDTH - _LEFT - _RIGHT), _HEIGHT - _BOTTOM - up * (_HEIGHT - _TOP - _BOTTOM)
+        return _LEFT + across * (width - _LEFT - _RIGHT), _HEIGHT - _BOTTOM - up * (_HEIGHT - _TOP - _BOTTOM)
 
     parts = []
     for tick in y_ticks:
         _, y = at(x_low, tick)
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{width - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{_short(tick)}</text>')
     for tick in x_ticks:
         if x_low <= tick <= x_high:
@@ -73,38 +79,39 @@ def line_chart(lines: Sequence[Line], x_label: str, y_label: str, y_range: tuple
         if line.marks or len(places) == 1:
             parts += [f'<circle class="mark c{line.color}" cx="{x:.1f}" cy="{y:.1f}" r="4"/>' for x, y in places]
     parts.append(
-        f'<text class="axis" x="{(_LEFT + _WIDTH) / 2}" y="{_HEIGHT - 6}" text-anchor="middle">{escape(x_label)}</text>'
+        f'<text class="axis" x="{(_LEFT + width) / 2}" y="{_HEIGHT - 6}" text-anchor="middle">{escape(x_label)}</text>'
     )
     middle = (_HEIGHT - _BOTTOM + _TOP) / 2
     parts.append(
         f'<text class="axis" x="13" y="{middle}" text-anchor="middle" transform="rotate(-90 13 {middle})">{escape(y_label)}</text>'
     )
-    return _svg(_HEIGHT, parts, f"{y_label} over {x_label}") + (_legend(drawn) if len(drawn) > 1 else "")
+    return _svg(width, _HEIGHT, parts, f"{y_label} over {x_label}") + (_legend(drawn) if len(drawn) > 1 else "")
 
 
-def bar_chart(values: Mapping[str, float], unit: str = "", color: int = 1) -> str:
+def bar_chart(values: Mapping[str, float], unit: str = "", color: int = 1, width: int = WHOLE) -> str:
     """Horizontal bars from 0, one per entry in the given order. Values are not negative. Empty text without entries."""
     if not values:
         return ""
     height = len(values) * _BAR_H + 8
     longest = max(values.values()) or 1.0
-    room = _WIDTH - _LABEL_W - _VALUE_W
+    start = 12 + _LETTER * max(len(label) for label in values)
+    room = width - start - _VALUE_W
     parts = []
     for index, (label, value) in enumerate(values.items()):
         y = 4 + index * _BAR_H
-        width = max(1.0, room * value / longest) if value else 0.0
-        parts.append(f'<text class="label" x="{_LABEL_W - 8}" y="{y + 15}" text-anchor="end">{escape(label)}</text>')
+        length = max(1.0, room * value / longest) if value else 0.0
+        parts.append(f'<text class="label" x="{start - 8:.1f}" y="{y + 15}" text-anchor="end">{escape(label)}</text>')
         parts.append(
-            f'<rect class="bar c{color}" x="{_LABEL_W}" y="{y + 3}" width="{width:.1f}" height="{_BAR_H - 7}"/>'
+            f'<rect class="bar c{color}" x="{start:.1f}" y="{y + 3}" width="{length:.1f}" height="{_BAR_H - 7}"/>'
         )
         text = f"{_short(value)} {unit}".strip()
-        parts.append(f'<text class="tick" x="{_LABEL_W + width + 6:.1f}" y="{y + 15}">{escape(text)}</text>')
-    return _svg(height, parts, "bar chart")
+        parts.append(f'<text class="tick" x="{start + length + 6:.1f}" y="{y + 15}">{escape(text)}</text>')
+    return _svg(width, height, parts, "bar chart")
 
 
-def _svg(height: int, parts: Sequence[str], title: str) -> str:
+def _svg(width: int, height: int, parts: Sequence[str], title: str) -> str:
     body = "\n".join(parts)
-    return f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(title)}">\n{body}\n</svg>\n'
+    return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">\n{body}\n</svg>\n'
 
 
 def _legend(lines: Sequence[Line]) -> str:
@@ -113,7 +120,7 @@ def _legend(lines: Sequence[Line]) -> str:
 
 
 def _short(value: float) -> str:
-    """At most four significant digits, thousands separated."""
+    """Three significant digits below 1, else four; thousands separated."""
     if value and abs(value) >= 1000:
         return f"{value:,.0f}"
-    return f"{value:.4g}"
+    return f"{value:.4g}" if abs(value) >= 1 else f"{value:.3g}"
