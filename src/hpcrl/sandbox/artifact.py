@@ -82,8 +82,11 @@ def pack(root: int, changed: Callable[[Entry], bool], known: Iterable[str], max_
         raise PolicyError("artifact_limit", f"directories are nested deeper than {MAX_DEPTH} levels") from error
     deleted = sorted(set(known) - seen)
     buffer = io.BytesIO()
-    header = {"HPCRL.artifact": _FORMAT, "HPCRL.deleted": json.dumps(deleted, separators=(",", ":"))}
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT, pax_headers=header) as archive:
+    first = tarfile.TarInfo(".")
+    first.type, first.mode = tarfile.DIRTYPE, 0o755
+    first.pax_headers = {"HPCRL.artifact": _FORMAT, "HPCRL.deleted": json.dumps(deleted, separators=(",", ":"))}
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        archive.addfile(first)
         for member, content in sorted(members, key=lambda item: item[0].name):
             archive.addfile(member, io.BytesIO(content))
     if buffer.tell() > 2 * max_bytes:
@@ -135,10 +138,10 @@ def apply_artifact(artifact: bytes, root: int, owner: int | None, max_bytes: int
     left = max_bytes
     try:
         with tarfile.open(fileobj=io.BytesIO(artifact), mode="r:") as archive:
-            members = archive.getmembers()
-            if archive.pax_headers.get("HPCRL.artifact") != _FORMAT:
+            first, *members = archive.getmembers()
+            if first.pax_headers.get("HPCRL.artifact") != _FORMAT:
                 raise DataError("artifact_corrupt", "the archive is not an artifact of hpcrl")
-            deleted = json.loads(archive.pax_headers["HPCRL.deleted"])
+            deleted = json.loads(first.pax_headers["HPCRL.deleted"])
             removed = sum(_delete(root, path) for path in reversed(deleted))
             for member in members:
                 left -= member.size

@@ -41,6 +41,7 @@ class SandboxPool:
         self._scratch: WorkerScratch | None = None
         self._apptainer = ""
         self._owner: int | None = None
+        self._live: set[Sandbox] = set()
         self.started = 0
         self.start_failures = 0
         self.start_seconds = 0.0
@@ -58,6 +59,7 @@ class SandboxPool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._scratch is not None:
+            await asyncio.gather(*(sandbox.stop() for sandbox in self._live))
             await asyncio.to_thread(self._scratch.close)
             self._scratch = None
 
@@ -79,6 +81,7 @@ class SandboxPool:
     async def sandbox(self, spec: SandboxSpec, name: str = "attempt") -> AsyncIterator[Sandbox]:
         """A started sandbox. Raises what Sandbox.start raises."""
         sandbox = self.create(spec, name)
+        self._live.add(sandbox)
         try:
             async with self._starts:
                 began = time.monotonic()
@@ -92,3 +95,4 @@ class SandboxPool:
             yield sandbox
         finally:
             await sandbox.stop()
+            self._live.discard(sandbox)
