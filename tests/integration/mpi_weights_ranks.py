@@ -1,7 +1,7 @@
 """The ranks of tests/integration/test_weights_mpi.py: trainers and receivers in one MPI world, one scenario per call.
 
-``mpiexec -n N python -m mpi4py mpi_weights_ranks.py SCENARIO DIRECTORY TRAINERS ALGORITHM CHUNK_BYTES``; every rank writes what it saw to
-``DIRECTORY/rank-N.json``.
+``mpiexec -n N python -m mpi4py mpi_weights_ranks.py SCENARIO DIRECTORY TRAINERS ALGORITHM CHUNK_BYTES``
+with EXPECTED_RANKS set; every rank writes what it saw to ``DIRECTORY/rank-N.json``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,11 @@ def expected_bytes(manifest: Manifest, tensors: dict[str, torch.Tensor]) -> byte
     """The flat copy, put together without the code under test."""
     flat = bytearray(manifest.nbytes)
     for entry in manifest.tensors:
-        raw = tensors[entry.name].contiguous().flatten().view(torch.uint8) if entry.nbytes else torch.empty(0, dtype=torch.uint8)
+        raw = (
+            tensors[entry.name].contiguous().flatten().view(torch.uint8)
+            if entry.nbytes
+            else torch.empty(0, dtype=torch.uint8)
+        )
         flat[entry.offset : entry.offset + entry.nbytes] = raw.numpy().tobytes()
     return bytes(flat)
 
@@ -122,7 +126,9 @@ def run_receiver(scenario: str, world: World, staging: Staging) -> dict[str, Any
     def on_staged(manifest: Manifest, path: Path, timings: Timings) -> None:
         data = path.read_bytes()
         equal = scenario == "big" or data == expected_bytes(manifest, tensors_of(manifest.step))
-        seen.append({"version": manifest.version, "path": path.name, "equal": equal, "mode": path.stat().st_mode & 0o777})
+        seen.append(
+            {"version": manifest.version, "path": path.name, "equal": equal, "mode": path.stat().st_mode & 0o777}
+        )
         seen[-1] |= {"transfer_s": timings.transfer_s, "verify_s": timings.verify_s, "at": time.time()}
         if scenario == "slow_flip" and world.rank == world.receivers[0] and manifest.step == 0:
             time.sleep(1.0)

@@ -16,7 +16,7 @@ import enum
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,7 @@ class Receiver:
         on_staged: Callable[[Manifest, Path, Timings], None],
         on_refused: Callable[[str, str], None] | None = None,
         timeout_s: float = 900.0,
+        grace_s: float = 10.0,
     ) -> None:
         self._world = world
         self._staging = staging
@@ -83,6 +84,7 @@ class Receiver:
         self._on_staged = on_staged
         self._on_refused = on_refused
         self._timeout_s = timeout_s
+        self._grace_s = grace_s
         self._state = _State.IDLE
         self._offer: Manifest | None = None
         self._waiting: dict[str, Any] | None = None
@@ -97,7 +99,7 @@ class Receiver:
         return self._active
 
     def run(self) -> None:
-        """Serve until the trainer shuts down. Returns without waiting for a flip that is still draining."""
+        """Serve until the trainer shuts down; a flip that is under way then gets ``grace_s`` to end."""
         pacer = Pacer()
         try:
             while True:
@@ -105,6 +107,7 @@ class Receiver:
                 if received is not None:
                     pacer.progress()
                     if received[1]["type"] == "shutdown":
+                        self._finish_flip()
                         return
                     self._take(received[1])
                 elif self._after_flip() or self._offer_waiting():
@@ -213,6 +216,11 @@ class Receiver:
         self._staging.swap()
         self._active = Staged(manifest, path)
         return None
+
+    def _finish_flip(self) -> None:
+        if self._flip is not None:
+            wait([self._flip], timeout=self._grace_s)
+            self._after_flip()
 
     def _after_flip(self) -> bool:
         """Take the outcome of a finished flip; errors that are not hpcrl's end the loop."""

@@ -102,7 +102,7 @@ class Staging:
         if not directory.is_dir():
             raise EnvironmentFault(f"the staging directory {directory} does not exist on this node")
         remove_leftovers(directory)
-        safe = re.sub(r"[^A-Za-z0-9._]", "_", f"{run_id}-{replica}")
+        safe = re.sub(r"[^A-Za-z0-9._-]", "_", f"{run_id}-{replica}")
         paths = [directory / f"hpcrl-{safe}-{slot}{_SUFFIX}" for slot in (0, 1)]
         first = _Slot(paths[0])
         try:

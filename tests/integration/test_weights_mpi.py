@@ -1,0 +1,122 @@
+"""Weights over real MPI: trainers and receivers as separate processes, bytes compared, every kind of refusal."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcrl.weights.manifest import Manifest
+
+RANKS = Path(__file__).parent / "mpi_weights_ranks.py"
+MPIEXEC = Path(sys.executable).parent / "mpiexec"
+
+pytestmark = [pytest.mark.mpi, pytest.mark.skipif(not MPIEXEC.exists(), reason="no mpiexec beside this Python")]
+
+
+def launch(
+    directory: Path,
+    scenario: str,
+    *,
+    ranks: int = 4,
+    trainers: int = 2,
+    algorithm: str = "auto",
+    chunk: int = 4096,
+    expected: int = 0,
+) -> subprocess.CompletedProcess[str]:
+    (directory / "run").mkdir()
+    arguments = [scenario, str(directory), str(trainers), algorithm, str(chunk)]
+    return subprocess.run(
+        [MPIEXEC, "-n", str(ranks), sys.executable, "-m", "mpi4py", str(RANKS), *arguments],
+        env={**os.environ, "EXPECTED_RANKS": str(expected or ranks), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def run(directory: Path, scenario: str, **options: Any) -> list[dict[str, Any]]:
+    """Run a scenario to its end; what each rank saw, trainers first."""
+    outcome = launch(directory, scenario, **options)
+    assert outcome.returncode == 0, outcome.stderr
+    return [json.loads((directory / f"rank-{rank}.json").read_text()) for rank in range(options.get("ranks", 4))]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "chunk", "ranks", "trainers"),
+    [("star", 1024, 4, 2), ("chain", 1024, 5, 2), ("chain", 1000, 4, 1), ("auto", 1 << 20, 3, 2)],
+)
+def test_replicas_hold_the_trainers_bytes(
+    tmp_path: Path, algorithm: str, chunk: int, ranks: int, trainers: int
+) -> None:
+    seen = run(tmp_path, "plain", algorithm=algorithm, chunk=chunk, ranks=ranks, trainers=trainers)
+    versions = ["0.0", "0.1", "0.2"]
+    manifests = [Manifest.from_json((tmp_path / "run" / "manifests" / f"{v}.json").read_text()) for v in versions]
+    assert [m.parent for m in manifests] == [None, "0.0", "0.1"]
+    assert manifests[0].chunks[0].nbytes == min(chunk, manifests[0].nbytes)
+    for rank in range(trainers):
+        assert [r["verified"] for r in seen[rank]["results"]] == [list(range(trainers, ranks))] * 3
+        assert [r["digest"] for r in seen[rank]["results"]] == [m.digest for m in manifests]
+        assert seen[rank]["announced"] == (versions if rank == 0 else [])
+    for replica in seen[trainers:]:
+        assert [(s["version"], s["equal"], s["mode"]) for s in replica["seen"]] == [(v, True, 0o600) for v in versions]
+        first, second, third = (s["path"] for s in replica["seen"])
+        assert first == third != second  # two halves, used in turn
+        assert (replica["active"], replica["active_path"]) == ("0.2", third)
+    assert list((tmp_path / "shm").iterdir()) == []
+
+
+def test_a_corrupted_chunk_is_refused_and_the_old_version_stays(tmp_path: Path) -> None:
+    seen = run(tmp_path, "corrupt", algorithm="chain")
+    for trainer in seen[:2]:
+        outcomes = [(r["verified"], sorted(r["refused"])) for r in trainer["results"]]
+        assert outcomes == [([2, 3], []), ([], ["2", "3"]), ([2, 3], [])]
+        assert "corrupt" in trainer["results"][1]["refused"]["2"]
+    for replica in seen[2:]:
+        assert [s["version"] for s in replica["seen"]] == ["0.0", "0.2"]
+        assert [version for version, _ in replica["refused"]] == ["0.1"]
+        assert (
+            replica["seen"][0]["path"] != replica["seen"][1]["path"]
+        )  # the refused bytes went to the half that 0.2 took
+
+
+def test_another_model_is_refused_before_any_byte_moves(tmp_path: Path) -> None:
+    seen = run(tmp_path, "incompatible")
+    assert all(r["verified"] == [] and "model configuration differs" in r["refused"]["2"] for r in seen[0]["results"])
+    assert seen[2]["seen"] == [] and seen[2]["active"] is None
+
+
+def test_a_failed_flip_is_told_and_the_old_version_stays_active(tmp_path: Path) -> None:
+    seen = run(tmp_path, "flip_fails")
+    assert seen[0]["refusals"] == {"2": ["0.1", "flip_failed: the engine said no"]}
+    first, failed, after = seen[2]["seen"]
+    assert failed["path"] == after["path"] != first["path"]  # 0.1 stayed standby, so that 0.2 overwrote it and not 0.0
+    assert seen[2]["refused"] == [["0.1", "flip_failed: the engine said no"]]
+    assert seen[3]["refused"] == [] and seen[3]["seen"][1]["path"] != seen[3]["seen"][2]["path"]
+
+
+def test_a_replica_that_still_flips_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    seen = run(tmp_path, "slow_flip")
+    slow, fast = ({s["version"]: s["at"] for s in replica["seen"]} for replica in seen[2:])
+    assert set(slow) == set(fast) == {"0.0", "0.1", "0.2"}
+    assert slow["0.1"] - slow["0.0"] > 0.9
+    assert slow["0.1"] - fast["0.1"] > 0.5
+    assert seen[0]["results"][0]["verified"] == [2, 3]
+
+
+def test_wrong_number_of_ranks_is_one_clear_error(tmp_path: Path) -> None:
+    outcome = launch(tmp_path, "plain", ranks=2, trainers=1, expected=3)
+    assert outcome.returncode != 0
+    assert "the MPI world has size 2 but the job has 3 ranks" in outcome.stderr
+    assert "srun --mpi" in outcome.stderr
+
+
+def test_waiting_costs_little(tmp_path: Path) -> None:
+    seen = run(tmp_path, "idle", ranks=3)
+    assert seen[2]["cpu_share"] < 0.1

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcrl.errors import EnvironmentFault, InfraError
+from hpcrl.weights import staging as module
+from hpcrl.weights.staging import Staging, remove_leftovers
+
+
+def test_swap_and_reuse(tmp_path: Path) -> None:
+    with Staging("run/1", "r0", tmp_path) as staging:
+        first, second = staging.standby_path, staging.active_path
+        staging.standby(5)[:] = b"hello"
+        staging.swap()
+        assert (staging.active_path, staging.standby_path) == (first, second)
+        staging.standby(3)[:] = b"new"
+        assert first.read_bytes() == b"hello"
+        inode = first.stat().st_ino
+        staging.swap()
+        assert bytes(staging.standby(5)) == b"hello"
+        assert first.stat().st_ino == inode and second.read_bytes() == b"new"
+        assert len(staging.standby(0)) == 0
+        assert len(staging.standby(9)) == 9
+        assert "run_1-r0" in first.name
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_private(tmp_path: Path) -> None:
+    old = os.umask(0)
+    try:
+        with Staging("run", "r0", tmp_path) as staging:
+            assert stat.S_IMODE(staging.active_path.stat().st_mode) == 0o600
+    finally:
+        os.umask(old)
+
+
+def test_leftovers_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, pathlib; from hpcrl.weights.staging import Staging;"
+        "s = Staging('dead', 'r0', pathlib.Path(sys.argv[1])); s.standby(4)[:] = b'gone'; os._exit(9)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    dead = sorted(tmp_path.glob("hpcrl-dead-*"))
+    assert len(dead) == 2
+    (tmp_path / "hpcrl-notours.txt").write_text("")
+    with Staging("alive", "r0", tmp_path) as staging:
+        assert not any(path.exists() for path in dead)
+        assert remove_leftovers(tmp_path) == []
+        assert staging.active_path.exists() and (tmp_path / "hpcrl-notours.txt").exists()
+        with pytest.raises(EnvironmentFault, match="still running"):
+            Staging("alive", "r0", tmp_path)
+        assert staging.active_path.exists()
+
+
+def test_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with Staging("run", "r0", tmp_path) as staging:
+        with monkeypatch.context() as patch:
+            patch.setattr(module.os, "posix_fallocate", full)
+            with pytest.raises(InfraError, match="staging_full"):
+                staging.standby(10)
+        staging.standby(10)[:] = bytes(10)
+
+
+def test_missing_directory(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentFault, match="does not exist"):
+        Staging("run", "r0", tmp_path / "none")
+
+
+def test_symlink_is_not_followed(tmp_path: Path) -> None:
+    target = tmp_path / "precious"
+    target.write_text("keep")
+    (tmp_path / "hpcrl-run-r0-0.weights").symlink_to(target)
+    with pytest.raises(EnvironmentFault):
+        Staging("run", "r0", tmp_path)
+    assert target.read_text() == "keep"
