@@ -1,0 +1,187 @@
+"""The life of one attempt on a worker, from its lease to its stored artifact and record.
+
+    load task ─► start sandbox ─► run_attempt (model ⇄ sandbox) ─► artifact, stored by digest ─► record from the proxy ─► Ended
+                     │                                                        └── sandbox stopped, whatever happened ──┘
+
+Knows the proxy's side channel and the run directory, not the coordinator. Errors leave as they are typed: InfraError and DataError
+end the attempt without a score; what the policy broke is in ``Ended.policy_failure``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+from pydantic import ValidationError
+
+from hpcrl.config import RunConfig
+from hpcrl.errors import DataError, InfraError, PolicyError, UserError
+from hpcrl.harness import ChatClient, Limits, Outcome, run_attempt
+from hpcrl.metrics.sink import Value
+from hpcrl.protocol.keys import role_key
+from hpcrl.protocol.messages import ArtifactItem, Lease, SealedItem
+from hpcrl.protocol.record import AttemptRecord, RecordRequest
+from hpcrl.protocol.rundir import RunDir
+from hpcrl.run.sandboxes import Images, empty_artifact, limits_of, unusable
+from hpcrl.sandbox.base import Sandbox
+from hpcrl.sandbox.pool import SandboxPool
+from hpcrl.sandbox.tasks import Task, load_task, sandbox_spec
+from hpcrl.scoring.artifacts import store_artifact
+
+__all__ = ["AttemptRunner", "Ended", "attempt_values", "fetch_record"]
+
+_RECORD_TIMEOUT_S = 30.0
+
+
+@dataclass(slots=True)
+class Ended:
+    """An attempt whose agent has finished. ``timings`` is stage → seconds."""
+
+    lease: Lease
+    outcome: Outcome
+    record: AttemptRecord
+    artifact: ArtifactItem
+    timings: dict[str, float] = field(default_factory=dict)
+
+
+class AttemptRunner:
+    """Runs attempts; holds what they share: connections, the pool of sandboxes, images and tasks."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        config: RunConfig,
+        session: aiohttp.ClientSession,
+        pool: SandboxPool,
+        images: Images,
+    ) -> None:
+        self._run = run
+        self._config = config
+        self._session = session
+        self._pool = pool
+        self._images = images
+        self._sandbox_limits = limits_of(config)
+        self._worker_key = role_key(run.secret(), "worker")
+        self._tasks: dict[str, Task] = {}
+
+    async def run(self, lease: Lease) -> Ended:
+        """One attempt to its end. Raises InfraError, DataError; may be cancelled at any time (the sandbox is stopped)."""
+        began = time.monotonic()
+        timings: dict[str, float] = {}
+        try:
+            task = await self._task(lease.task_dir)
+            image = await self._images.of(task)
+        except UserError as error:
+            raise unusable(error) from error
+        environment = task.environment_version(image) if image is not None else task.files_digest
+        spec = sandbox_spec(task, image, self._sandbox_limits)
+        started = time.monotonic()
+        async with self._pool.sandbox(spec, lease.attempt_id) as sandbox:
+            timings["sandbox_start"] = time.monotonic() - started
+            outcome = await run_attempt(task.instruction, sandbox, self._model(lease), self._limits(lease, task))
+            timings["model"], timings["commands"] = outcome.model_s, outcome.command_s
+            started = time.monotonic()
+            artifact = await self._artifact(lease, environment, sandbox, outcome)
+            timings["artifact"] = time.monotonic() - started
+            started = time.monotonic()
+            record = await fetch_record(self._session, lease, self._worker_key)
+            timings["record"] = time.monotonic() - started
+        timings["attempt"] = time.monotonic() - began
+        _check_record(outcome, record)
+        return Ended(lease, outcome, record, artifact, timings)
+
+    async def _task(self, task_dir: str) -> Task:
+        task = self._tasks.get(task_dir)
+        if task is None:
+            task = self._tasks[task_dir] = await asyncio.to_thread(load_task, Path(task_dir))
+        return task
+
+    def _model(self, lease: Lease) -> ChatClient:
+        return ChatClient(self._session, lease.base_url, lease.api_key, lease.sampling.max_tokens)
+
+    def _limits(self, lease: Lease, task: Task) -> Limits:
+        deadline = lease.deadline_at
+        if task.agent_timeout_s is not None:
+            deadline = min(deadline, time.time() + task.agent_timeout_s)
+        return Limits(
+            max_turns=self._config.rollout.max_turns,
+            command_timeout_s=self._config.sandbox.command_timeout_s,
+            call_timeout_s=self._config.inference.request_timeout_s,
+            deadline=deadline,
+        )
+
+    async def _artifact(self, lease: Lease, environment: str, sandbox: Sandbox, outcome: Outcome) -> ArtifactItem:
+        try:
+            content = await sandbox.artifact()
+        except PolicyError as error:  # too large to keep: the attempt is scored as if nothing had been changed
+            outcome.ended, outcome.policy_failure = "policy_failure", error.reason
+            content = empty_artifact()
+        path, digest = await asyncio.to_thread(store_artifact, self._run, content)
+        return ArtifactItem(
+            attempt_id=lease.attempt_id,
+            artifact=path,
+            digest=digest,
+            environment_version=environment,
+            policy_failure=outcome.policy_failure,
+        )
+
+
+async def fetch_record(session: aiohttp.ClientSession, lease: Lease, worker_key: str) -> AttemptRecord:
+    """Fetch the attempt's record from its proxy and close its session there. Raises InfraError, DataError."""
+    url = lease.base_url.rstrip("/").removesuffix("/v1") + "/side/record"
+    headers = {"Authorization": f"Bearer {worker_key}", "Content-Type": "application/json"}
+    body = RecordRequest(attempt_id=lease.attempt_id).model_dump_json()
+    timeout = aiohttp.ClientTimeout(total=_RECORD_TIMEOUT_S)
+    try:
+        async with session.post(url, data=body, headers=headers, timeout=timeout) as response:
+            status, content = response.status, await response.read()
+    except (TimeoutError, aiohttp.ClientError, OSError) as error:
+        raise InfraError("record_fetch", f"{url}: {str(error) or type(error).__name__}") from error
+    if status >= 500:
+        raise InfraError("record_fetch", f"{url}: HTTP {status} {content[:300]!r}")
+    if status != 200:
+        raise DataError("no_record", f"{url}: HTTP {status} {content[:300]!r}")
+    try:
+        return AttemptRecord.model_validate_json(content)
+    except ValidationError as error:
+        raise DataError(
+            "record_invalid", f"attempt {lease.attempt_id}: {' '.join(str(error).split())[:500]}"
+        ) from error
+
+
+def _check_record(outcome: Outcome, record: AttemptRecord) -> None:
+    """Every call that the harness made must be in the record, else tokens are missing from it."""
+    recorded = {request.request_id for request in record.requests}
+    missing = [name for name in outcome.request_ids if name not in recorded]
+    if missing:
+        raise DataError(
+            "record_incomplete",
+            f"attempt {record.attempt_id}: {len(missing)} of {len(outcome.request_ids)} calls are not recorded ({missing[0]})",
+        )
+
+
+def attempt_values(ended: Ended, sealed: SealedItem, seal_wait_s: float) -> dict[str, Value]:
+    """The metrics line of one finished attempt (names: metrics/names.py)."""
+    outcome, timings = ended.outcome, ended.timings
+    values: dict[str, Value] = {
+        "attempt_s": timings["attempt"],
+        "sandbox_start_s": timings["sandbox_start"],
+        "model_s": timings["model"],
+        "commands_s": timings["commands"],
+        "artifact_s": timings["artifact"],
+        "record_s": timings["record"],
+        "score_wait_s": timings["score_wait"],
+        "seal_wait_s": seal_wait_s,
+        "turns": outcome.turns,
+        "commands": outcome.commands,
+        "commands_timed_out": outcome.commands_timed_out,
+        "attempt_ends": {outcome.ended: 1},
+        "trajectory_tokens": sealed.tokens,
+        "tokens_sampled": sealed.trained_tokens,
+    }
+    if outcome.policy_failure is not None:
+        values["policy_failures"] = {outcome.policy_failure: 1}
+    return values

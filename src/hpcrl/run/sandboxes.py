@@ -1,0 +1,95 @@
+"""From the run's configuration to sandboxes: what worker and scorer share. Images are resolved once per name and process."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import socket
+import tempfile
+from pathlib import Path
+
+from hpcrl.config import RunConfig
+from hpcrl.errors import InfraError, UserError
+from hpcrl.sandbox.artifact import pack
+from hpcrl.sandbox.images import Image, resolve
+from hpcrl.sandbox.limits import Limits
+from hpcrl.sandbox.pool import SandboxPool
+from hpcrl.sandbox.tasks import Task
+
+__all__ = ["Images", "empty_artifact", "limits_of", "node_arguments", "open_pool", "process_name", "unusable"]
+
+_MIB = 1024 * 1024
+
+
+def limits_of(config: RunConfig) -> Limits:
+    """The run's limits of one sandbox."""
+    sandbox = config.sandbox
+    return Limits(
+        command_timeout_s=sandbox.command_timeout_s,
+        output_bytes=sandbox.output_bytes,
+        memory_bytes=sandbox.memory_mib * _MIB,
+        file_bytes=sandbox.disk_mib * _MIB,
+        disk_bytes=sandbox.disk_mib * _MIB,
+        processes=sandbox.processes,
+        open_files=sandbox.open_files,
+    )
+
+
+def open_pool(config: RunConfig) -> SandboxPool:
+    """The process's pool, not entered yet."""
+    return SandboxPool(backend=config.sandbox.backend, start_concurrency=config.sandbox.start_concurrency)
+
+
+class Images:
+    """Image of a task: its own, or the run's. None under the process backend, which has none."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._found: dict[tuple[str, Path | None], asyncio.Task[Image]] = {}
+
+    async def of(self, task: Task | None) -> Image | None:
+        """The image of ``task`` (None: the run's). The first call may take as long as a build.
+
+        Raises UserError, EnvironmentFault.
+        """
+        if self._config.sandbox.backend == "process":
+            return None
+        key: tuple[str, Path | None] = (self._config.sandbox.image, None)
+        if task is not None and task.image is not None:
+            key = (task.image, task.directory)
+        if key not in self._found:
+            self._found[key] = asyncio.create_task(asyncio.to_thread(resolve, *key))
+        return await asyncio.shield(self._found[key])
+
+
+def empty_artifact() -> bytes:
+    """The artifact of an attempt that changed nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            return pack(descriptor, lambda _: True, (), 1)
+        finally:
+            os.close(descriptor)
+
+
+def unusable(error: UserError) -> InfraError:
+    """A task that was accepted when the run began cannot be read now: not the policy's doing."""
+    return InfraError("bad_task", str(error))
+
+
+def node_arguments(prog: str) -> argparse.ArgumentParser:
+    """Arguments of a process that runs several times per node."""
+    parser = argparse.ArgumentParser(prog=prog)
+    parser.add_argument(
+        "--index",
+        type=int,
+        default=int(os.environ.get("SLURM_LOCALID", "0")),
+        help="number of this process on its node",
+    )
+    return parser
+
+
+def process_name(index: int) -> str:
+    """Name of a worker or scorer, unique in the run. Example: ``cpu1-0``."""
+    return f"{socket.gethostname().split('.')[0]}-{index}"
