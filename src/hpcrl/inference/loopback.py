@@ -51,7 +51,9 @@ class Loopback:
     async def close(self) -> None:
         await self._session.close()
 
-    async def _call(self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float) -> dict[str, Any]:
+    async def _call(
+        self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float, attempts: int = 2
+    ) -> dict[str, Any]:
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         try:
             async with self._session.request(method, path, json=body, timeout=timeout) as response:
@@ -59,6 +61,10 @@ class Loopback:
                 if response.status >= 400:
                     raise Refused(path, response.status, answer.decode("utf-8", "replace"))
                 return json.loads(answer) if answer.strip() else {}
+        except aiohttp.ServerDisconnectedError as error:
+            if attempts > 1:  # uvicorn drops a kept connection after an answer 500: that says nothing about this call
+                return await self._call(method, path, body, timeout_s, attempts - 1)
+            raise InfraError("engine_unreachable", f"no answer from vLLM to {path}: {error}") from error
         except (aiohttp.ClientError, ConnectionError) as error:
             raise InfraError("engine_unreachable", f"no answer from vLLM to {path}: {error}") from error
         except json.JSONDecodeError as error:

@@ -73,10 +73,11 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
         weights undefined, but the loader ready for the next update.
         """
         self._staged = staged = StagedWeights.open(update_info.manifest, update_info.staging)
-        missing = {name for name, _ in self.model.named_parameters()}
-        initialize_layerwise_reload(self.model)
+        model: Any = self.model
+        missing = {name for name, _ in model.named_parameters()}
+        initialize_layerwise_reload(model)
         try:
-            loaded = self.model.load_weights(iter(staged))
+            loaded = model.load_weights(iter(staged))
         except BaseException:
             # Close the reload: half-filled layers kept open would mix two versions in the next update.
             finalize_layerwise_reload(self.model, self.model_config)

@@ -1,0 +1,245 @@
+"""What was really sampled, per attempt. Pure: time is passed in.
+
+    first call ──▶ open ──▶ call begins ──▶ call ends (tokens added, or only its ending noted) ──▶ … ──▶ record() ──▶ closed
+                     │                                                                                       │
+                     └── nothing for ``idle_s`` ─────────────────▶ released ◀── ``keep_s`` after closing ────┘
+
+An attempt may have several contexts at once (the harness summarised, or runs a sub-agent): each becomes a segment of the record. A
+context that a running call extends is not offered to another call, which then begins a context of its own: no token appears twice
+as sampled, none is invented.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from hpcrl.errors import DataError, InfraError
+from hpcrl.inference.tokens import Context, Dialogue, Messages, Prompt
+from hpcrl.protocol.messages import Sampling
+from hpcrl.protocol.record import AttemptRecord, Ending, RequestRecord, VersionSpan
+
+__all__ = ["Call", "Recorder", "Sampled", "Session"]
+
+_OPEN_CONTEXTS = 8
+"""Contexts looked at for an extension, latest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The sampled part of a call; ``spans`` are (start, end, version) within it, ``reply`` the text that was returned."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    spans: list[tuple[int, int, str]]
+    reply: str
+
+
+@dataclass(slots=True)
+class _Segment:
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    loss_mask: list[int] = field(default_factory=list)
+    spans: list[tuple[int, int, str]] = field(default_factory=list)
+    context: Context | None = None
+    busy: bool = False
+
+    def add_prompt(self, token_ids: list[int]) -> None:
+        self.token_ids += token_ids
+        self.logprobs += [0.0] * len(token_ids)
+        self.loss_mask += [0] * len(token_ids)
+
+    def add_sampled(self, sampled: Sampled) -> tuple[int, int]:
+        start = len(self.token_ids)
+        self.token_ids += sampled.token_ids
+        self.logprobs += sampled.logprobs
+        self.loss_mask += [1] * len(sampled.token_ids)
+        self.spans += [(start + first, start + last, version) for first, last, version in sampled.spans]
+        return start, len(self.token_ids)
+
+
+@dataclass(slots=True)
+class Call:
+    """One running or finished request of a session."""
+
+    request_id: str
+    messages: Messages
+    prompt: Prompt
+    sampling: Sampling
+    began_at: float
+    generate_at: float
+    segment: _Segment
+    ending: Ending | None = None
+    start: int = 0
+    end: int = 0
+    ended_at: float = 0.0
+
+
+class Session:
+    """The contexts and calls of one attempt, bound to one policy version."""
+
+    def __init__(self, attempt_id: str, version: str, now: float) -> None:
+        self.attempt_id = attempt_id
+        self.version = version
+        self.touched_at = now
+        self._segments: list[_Segment] = []
+        self._calls: list[Call] = []
+        self._last_messages: Messages = []
+        self._failure: DataError | None = None
+        self._record: AttemptRecord | None = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether the record was taken: no further calls."""
+        return self._record is not None
+
+    @property
+    def running(self) -> int:
+        """Calls under way."""
+        return sum(call.ending is None for call in self._calls)
+
+    def begin(self, dialogue: Dialogue, messages: Messages, sampling: Sampling, now: float, began_at: float) -> Call:
+        """Find the prompt of a call. Every call begun must be ended once, by :meth:`finish` or :meth:`fail`.
+
+        Raises InfraError("attempt_closed") after the record was taken, UserError when the template refuses the messages.
+        """
+        if self.closed:
+            raise InfraError("attempt_closed", f"the record of attempt {self.attempt_id} was taken: it is over")
+        text = dialogue.render(messages)
+        segment, prompt = self._extension(dialogue, messages, text)
+        segment.busy = True
+        request_id = f"{self.attempt_id}-q{len(self._calls)}"
+        call = Call(request_id, messages, prompt, sampling, began_at, now, segment)
+        self._calls.append(call)
+        self.touched_at = now
+        return call
+
+    def finish(self, call: Call, sampled: Sampled, ending: Ending, now: float) -> None:
+        """Add what a call sampled. Raises DataError (also later, from :meth:`record`) when it is not consistent."""
+        self.fail(call, ending, now)
+        try:
+            _check(sampled)
+        except DataError as error:
+            self._failure = error
+            call.ending = "error"
+            raise
+        segment = call.segment
+        if not segment.token_ids:
+            self._segments.append(segment)
+        segment.add_prompt(call.prompt.delta)
+        call.start, call.end = segment.add_sampled(sampled)
+        messages = [*call.messages, {"role": "assistant", "content": sampled.reply}]
+        segment.context = Context(segment.token_ids, call.prompt.text, messages)
+        self._last_messages = messages
+
+    def fail(self, call: Call, ending: Ending, now: float) -> None:
+        """End a call that adds no tokens."""
+        call.ending, call.ended_at = ending, now
+        call.segment.busy = False
+        self.touched_at = now
+
+    def record(self, now: float) -> AttemptRecord:
+        """Close the session and return all of it; the same answer each time. Raises DataError when it is not complete."""
+        if self._failure is not None:
+            raise self._failure
+        if self._record is None:
+            if self.running:
+                raise DataError("calls_running", f"attempt {self.attempt_id} has {self.running} model calls under way")
+            self._record = self._build()
+            self.touched_at = now
+        return self._record
+
+    def _extension(self, dialogue: Dialogue, messages: Messages, text: str) -> tuple[_Segment, Prompt]:
+        for segment in self._segments[: -_OPEN_CONTEXTS - 1 : -1]:
+            if segment.context is not None and not segment.busy:
+                prompt = dialogue.extend(segment.context, messages, text)
+                if prompt is not None:
+                    return segment, prompt
+        return _Segment(), dialogue.begin(text)
+
+    def _build(self) -> AttemptRecord:
+        offsets: list[int] = []
+        token_ids: list[int] = []
+        logprobs: list[float] = []
+        loss_mask: list[int] = []
+        spans: list[VersionSpan] = []
+        for segment in self._segments:
+            offset = len(token_ids)
+            offsets.append(offset)
+            token_ids += segment.token_ids
+            logprobs += segment.logprobs
+            loss_mask += segment.loss_mask
+            spans += [VersionSpan(start=offset + a, end=offset + b, version=v) for a, b, v in segment.spans]
+        places = {id(segment): index for index, segment in enumerate(self._segments)}
+        return AttemptRecord(
+            attempt_id=self.attempt_id,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            loss_mask=loss_mask,
+            segments=offsets,
+            version_spans=spans,
+            requests=[self._request(call, places, offsets) for call in self._calls],
+            messages=self._last_messages,
+        )
+
+    def _request(self, call: Call, places: dict[int, int], offsets: list[int]) -> RequestRecord:
+        # A call without tokens of its own, in a context that never came to be, stands at the start of the last segment.
+        index = places.get(id(call.segment), max(len(offsets) - 1, 0))
+        offset = offsets[index] if offsets else 0
+        return RequestRecord(
+            request_id=call.request_id,
+            segment=index,
+            prompt_tokens=len(call.prompt.token_ids),
+            start=offset + call.start,
+            end=offset + call.end,
+            ending=call.ending or "error",
+            sampling=call.sampling,
+            started_at=call.began_at,
+            queue_s=max(call.generate_at - call.began_at, 0.0),
+            generate_s=max(call.ended_at - call.generate_at, 0.0),
+        )
+
+
+class Recorder:
+    """The sessions of one replica; memory is bounded by releasing closed and abandoned ones."""
+
+    def __init__(self, *, keep_s: float = 300.0, idle_s: float = 3600.0) -> None:
+        self._keep_s = keep_s
+        self._idle_s = idle_s
+        self._sessions: dict[str, Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def session(self, attempt_id: str, version: str, now: float) -> Session:
+        """The attempt's session, opened at its first call."""
+        found = self._sessions.get(attempt_id)
+        if found is None:
+            self._release(now)
+            found = self._sessions[attempt_id] = Session(attempt_id, version, now)
+        return found
+
+    def find(self, attempt_id: str) -> Session | None:
+        """The attempt's session, or None when it never called, or was released."""
+        return self._sessions.get(attempt_id)
+
+    def _release(self, now: float) -> None:
+        for attempt_id, session in list(self._sessions.items()):
+            limit = self._keep_s if session.closed else self._idle_s
+            if not session.running and now - session.touched_at > limit:
+                del self._sessions[attempt_id]
+
+
+def _check(sampled: Sampled) -> None:
+    count = len(sampled.token_ids)
+    if len(sampled.logprobs) != count:
+        raise DataError("record", f"{count} sampled tokens but {len(sampled.logprobs)} logprobs")
+    if not all(math.isfinite(value) for value in sampled.logprobs):
+        raise DataError("record", "a sampled token has no finite logprob")
+    covered = 0
+    for start, end, _ in sampled.spans:
+        if start != covered or end < start:
+            raise DataError("record", f"version spans {sampled.spans} do not cover {count} tokens in order")
+        covered = end
+    if covered != count:
+        raise DataError("record", f"version spans cover {covered} of {count} sampled tokens")
