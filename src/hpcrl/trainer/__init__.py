@@ -1,0 +1,1 @@
+"""The trainer: batches of trajectories in, versions of the weights out."""

@@ -1,0 +1,136 @@
+"""Checkpoints of the trainer: ``checkpoints/L.S/`` (torch.distributed.checkpoint), complete once it holds ``COMPLETE``.
+
+    all ranks   write into .L.S.partial/        rank 0   state.json, fsync, rename to L.S/, marker last, remove old ones
+
+A process killed at any time leaves either a ``.partial`` directory or one without marker; both are ignored and removed by the
+next save. A checkpoint holds the model, the optimizer, each rank's random state, step and lineage. Adding or removing ranks
+between save and resume is allowed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+from hpcrl.errors import DataError, UserError
+from hpcrl.protocol.rundir import publish_text
+from hpcrl.protocol.version import PolicyVersion
+from hpcrl.trainer.distributed import Ranks
+from hpcrl.trainer.model import Policy
+
+__all__ = ["Checkpoint", "Checkpoints", "latest_complete"]
+
+_MARKER = "COMPLETE"
+_STATE = "state.json"
+_PARTIAL = ".partial"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A complete checkpoint: where it is and what it holds."""
+
+    path: Path
+    version: PolicyVersion
+
+
+def _complete(folder: Path) -> list[Checkpoint]:
+    """Complete checkpoints under ``folder``, oldest first."""
+    found = []
+    for marker in folder.glob(f"*/{_MARKER}"):
+        try:
+            version = PolicyVersion.parse(marker.parent.name)
+        except UserError:
+            continue
+        found.append(Checkpoint(marker.parent, version))
+    return sorted(found, key=lambda entry: entry.version)
+
+
+def latest_complete(folder: Path) -> Checkpoint | None:
+    """The newest complete checkpoint (latest lineage, then step), or None."""
+    found = _complete(Path(folder))
+    return found[-1] if found else None
+
+
+class Checkpoints:
+    """Saves and loads one trainer's checkpoints in ``folder``; keeps the newest ``keep``. All ranks call together."""
+
+    def __init__(self, folder: Path, ranks: Ranks, keep: int) -> None:
+        self._folder = Path(folder)
+        self._ranks = ranks
+        self._keep = keep
+
+    def save(self, policy: Policy, optimizer: torch.optim.Optimizer, version: PolicyVersion) -> Checkpoint:
+        """Write a checkpoint; when this returns it is complete and durable."""
+        final = self._folder / str(version)
+        partial = self._folder / f".{version}{_PARTIAL}"
+        if self._ranks.leads:
+            self._clear()
+            partial.mkdir(parents=True)
+        self._ranks.barrier()
+        model_state, optimizer_state = get_state_dict(policy.model, optimizer)
+        state = {"model": model_state, "optimizer": optimizer_state, "rng": {self._rng_key(): self._rng_state()}}
+        dcp.save(state, checkpoint_id=str(partial), no_dist=self._ranks.world == 1)
+        self._ranks.barrier()
+        if self._ranks.leads:
+            (partial / _STATE).write_text(json.dumps({"version": str(version), "ranks": self._ranks.world}))
+            _fsync_tree(partial)
+            if final.exists():
+                shutil.rmtree(final)
+            partial.rename(final)
+            publish_text(final / _MARKER, f"{version}\n")
+            self._remove_old()
+        self._ranks.barrier()
+        return Checkpoint(final, version)
+
+    def load(self, checkpoint: Checkpoint, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
+        """Restore model, optimizer and random state in place. Raises DataError when the checkpoint does not fit the model."""
+        model_state, optimizer_state = get_state_dict(policy.model, optimizer)
+        saved = json.loads((checkpoint.path / _STATE).read_text())
+        state: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state}
+        same_ranks = saved["ranks"] == self._ranks.world
+        if same_ranks:
+            state["rng"] = {self._rng_key(): self._rng_state()}
+        try:
+            dcp.load(state, checkpoint_id=str(checkpoint.path), no_dist=self._ranks.world == 1)
+            set_state_dict(
+                policy.model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+            )
+        except (RuntimeError, ValueError, KeyError, OSError) as error:
+            text = " ".join(str(error).split())[:500]
+            raise DataError("bad_checkpoint", f"{checkpoint.path} cannot be loaded into this model: {text}") from error
+        if same_ranks:
+            torch.set_rng_state(state["rng"][self._rng_key()])
+
+    def _rng_key(self) -> str:
+        return f"rank{self._ranks.rank}"
+
+    def _rng_state(self) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def _clear(self) -> None:
+        """Remove what killed savers left behind."""
+        for leftover in self._folder.glob(f".*{_PARTIAL}"):
+            shutil.rmtree(leftover)
+
+    def _remove_old(self) -> None:
+        for old in _complete(self._folder)[: -self._keep]:
+            # The marker first: a half-removed checkpoint must not look complete.
+            (old.path / _MARKER).unlink()
+            shutil.rmtree(old.path)
+
+
+def _fsync_tree(folder: Path) -> None:
+    for path in [*folder.rglob("*"), folder]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
