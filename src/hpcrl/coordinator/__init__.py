@@ -1,0 +1,1 @@
+"""The coordinator: a durable queue of rollouts between workers, scorers, inference replicas and the trainer."""

@@ -1,0 +1,302 @@
+"""The live state and the few primitive moves everything else is made of. Pure: time is passed in, nothing is read or written.
+
+Each move keeps the counters, the change set for the store, and ``wakes`` (topics whose waiting calls should look again):
+
+    lease      work or a replica to put it on may have appeared        scoring    an artifact waits
+    batch      a group is complete                                     flip       a replica may switch
+    eval       an evaluation ended                                     scores:ID  worker ID has a score to fetch
+
+What has ended leaves memory: consumed and closed groups at once, attempts into a bounded list of the last endings, from which
+late reports get their reason.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections import OrderedDict
+
+from hpcrl.config import RunConfig
+from hpcrl.coordinator.changes import Changes
+from hpcrl.coordinator.entities import BOUND, Attempt, EvalRun, Group, Position, Replica, Rollout, Task, Version
+from hpcrl.coordinator.staleness import Staleness
+from hpcrl.coordinator.tally import Tally
+from hpcrl.coordinator.tasks import TaskOrder
+from hpcrl.errors import HpcrlError
+from hpcrl.protocol.states import State, check_transition
+from hpcrl.protocol.version import PolicyVersion
+
+__all__ = ["Ledger", "Refused"]
+
+_ENDED_KEPT = 20_000
+_MIN_ACCEPTED = 2
+
+
+class Refused(HpcrlError):
+    """A call that does not fit the present state (answered with 409). The message says what would fit."""
+
+
+class Ledger:
+    """See the module's docstring. Attributes are read by the other parts of this package and written only through methods."""
+
+    def __init__(self, config: RunConfig, train: list[Task], evaluation: list[Task], secret: str) -> None:
+        self.config = config
+        self.secret = secret
+        self.order = TaskOrder(train, config.run.seed)
+        self.eval_tasks = evaluation
+        self.staleness = Staleness(
+            max_policy_lag=config.staleness.max_policy_lag,
+            max_age_s=config.staleness.max_age_s,
+            groups_per_step=config.trainer.groups_per_step,
+            steps=config.trainer.steps,
+        )
+        self.tally = Tally()
+        self.changes = Changes()
+        self.wakes: set[str] = set()
+        self.position = Position()
+        self.finished: str | None = None
+        self.next_seq = 0
+        self.unconsumed = 0
+        self.groups: dict[str, Group] = {}
+        self.attempts: dict[str, Attempt] = {}
+        self.ended: OrderedDict[str, str] = OrderedDict()
+        self.complete: dict[int, Group] = {}
+        self.pending: list[tuple[int, str]] = []
+        self.scoring: OrderedDict[str, Attempt] = OrderedDict()
+        self.replicas: dict[str, Replica] = {}
+        self.versions: dict[PolicyVersion, Version] = {}
+        self.evals: dict[PolicyVersion, EvalRun] = {}
+        self.leases: list[tuple[float, str]] = []
+        self.scoring_leases: list[tuple[float, str]] = []
+
+    # ------------------------------------------------------------ whole-run values
+
+    def set_position(self, position: Position) -> None:
+        self.position = position
+        self.changes.meta("lineage", str(position.lineage))
+        self.changes.meta("step", str(position.step))
+
+    def set_finished(self, reason: str | None) -> None:
+        """``reason`` is empty for success; None opens a finished run again."""
+        self.finished = reason
+        self.changes.meta("finished", json.dumps(reason))
+        self.wake_all()
+
+    def wake_all(self) -> None:
+        workers = {f"scores:{attempt.worker_id}" for attempt in self.attempts.values()}
+        self.wakes |= {"lease", "scoring", "batch", "flip", "eval"} | workers
+
+    # ------------------------------------------------------------ groups and rollouts
+
+    def add_group(self, group: Group, size: int) -> None:
+        """Enter a new group with ``size`` pending rollouts."""
+        self.groups[group.group_id] = group
+        for index in range(size):
+            rollout = Rollout(rollout_id=f"{group.group_id}-r{index}", group=group, index=index)
+            group.rollouts.append(rollout)
+            self.tally.rollouts[State.PENDING] += 1
+            self.changes.rollout(rollout)
+            self.enqueue(rollout)
+        group.unended = size
+        if group.split == "train":
+            self.unconsumed += 1
+        self.changes.group(group)
+
+    def enqueue(self, rollout: Rollout) -> None:
+        """Put a PENDING rollout where the next lease finds it."""
+        group = rollout.group
+        self.wakes.add("lease")
+        if group.eval_version is not None:
+            self.evals[group.eval_version].pending.append(rollout)
+            return
+        group.pending.append(rollout)
+        if not group.queued:
+            group.queued = True
+            heapq.heappush(self.pending, (group.seq, group.group_id))
+
+    def _set_rollout(self, rollout: Rollout, state: State) -> None:
+        self.tally.rollouts[rollout.state] -= 1
+        self.tally.rollouts[state] += 1
+        rollout.state = state
+
+    def _repend(self, rollout: Rollout) -> None:
+        self._set_rollout(rollout, State.PENDING)
+        self.changes.rollout(rollout)
+        self.enqueue(rollout)
+
+    def _end_rollout(self, rollout: Rollout, state: State, now: float) -> None:
+        self._set_rollout(rollout, state)
+        self.changes.rollout(rollout)
+        group = rollout.group
+        group.unended -= 1
+        if group.eval_version is not None:
+            self._count_eval(rollout, group.eval_version)
+        if group.unended:
+            return
+        if group.split == "eval":
+            self._evict(group)
+            group.state = "done"
+        elif len(group.accepted) >= min(_MIN_ACCEPTED, len(group.rollouts)):
+            group.state = "complete"
+            self.complete[group.seq] = group
+            self.wakes.add("batch")
+        else:
+            self.close_group(group, "group_failed", now)
+        self.changes.group(group)
+
+    def _count_eval(self, rollout: Rollout, version: PolicyVersion) -> None:
+        run = self.evals[version]
+        run.done += 1
+        if rollout.attempt is None or rollout.attempt.reward is None:
+            run.failed += 1
+        else:
+            run.reward_sum += rollout.attempt.reward
+        self.changes.eval(run)
+        if not run.active:
+            self.wakes |= {"eval", "flip"}
+
+    def close_group(self, group: Group, reason: str, now: float) -> None:
+        """Give the group up: its attempts are cancelled with ``reason``, its place is free for another."""
+        group.state = "closed"
+        group.pending.clear()
+        for rollout in group.rollouts:
+            if rollout.attempt is not None:
+                self._cancel(rollout.attempt, reason, now)
+            if rollout.state is not State.INFRA_FAILED:
+                self._set_rollout(rollout, State.CANCELLED)
+                self.changes.rollout(rollout)
+        self._evict(group)
+        if group.split == "train":
+            self.unconsumed -= 1
+        self.changes.group(group)
+        self.wakes |= {"lease", "flip"}
+
+    def _evict(self, group: Group) -> None:
+        del self.groups[group.group_id]
+        if group.split == "train":
+            self.complete.pop(group.seq, None)
+        for rollout in group.rollouts:
+            if rollout.attempt is not None:
+                self._forget(rollout.attempt, rollout.attempt.state.value)
+
+    # ------------------------------------------------------------ attempts
+
+    def add_attempt(self, attempt: Attempt) -> None:
+        """Enter a fresh LEASED attempt of a PENDING rollout."""
+        rollout = attempt.rollout
+        rollout.tries += 1
+        rollout.attempt = attempt
+        self.attempts[attempt.attempt_id] = attempt
+        self.replicas[attempt.replica_id].live[attempt.attempt_id] = attempt
+        self.tally.attempts[State.LEASED] += 1
+        self._set_rollout(rollout, State.LEASED)
+        self.changes.rollout(rollout)
+        self.changes.transition(attempt, State.PENDING, State.LEASED, attempt.leased_at, "")
+        heapq.heappush(self.leases, (attempt.lease_until, attempt.attempt_id))
+
+    def move(self, attempt: Attempt, new: State, now: float, cause: str = "") -> None:
+        """One transition of an attempt that keeps its rollout (forward moves). Raises IllegalTransition."""
+        self._move(attempt, new, now, cause)
+        self._set_rollout(attempt.rollout, new)
+
+    def _move(self, attempt: Attempt, new: State, now: float, cause: str) -> None:
+        old = attempt.state
+        check_transition(old, new)
+        attempt.state, attempt.cause = new, cause
+        self.tally.attempts[old] -= 1
+        self.tally.attempts[new] += 1
+        if attempt.rollout.group.split == "train":
+            self.tally.accepted_unused += (new is State.ACCEPTED) - (old is State.ACCEPTED)
+        if old is State.ARTIFACT_READY:
+            self.scoring.pop(attempt.attempt_id, None)
+        if old in BOUND and new not in BOUND:
+            replica = self.replicas[attempt.replica_id]
+            replica.live.pop(attempt.attempt_id, None)
+            if not replica.live:
+                self.wakes.add("flip")
+        self.changes.transition(attempt, old, new, now, cause)
+
+    def accept(self, attempt: Attempt, now: float) -> None:
+        """SCORED → ACCEPTED: the rollout has ended well."""
+        self._move(attempt, State.ACCEPTED, now, "")
+        if attempt.rollout.group.split == "train" and attempt.reward is not None:
+            self.tally.recent.append(attempt.reward)
+        self._end_rollout(attempt.rollout, State.ACCEPTED, now)
+
+    def fail(self, attempt: Attempt, kind: str, reason: str, now: float) -> None:
+        """The attempt yields no score: the rollout is tried again until its budget of retries is spent."""
+        cause = f"{kind}:{reason}"
+        self._move(attempt, State.INFRA_FAILED, now, cause)
+        self.tally.failures[cause] += 1
+        self._forget(attempt, reason)
+        rollout = attempt.rollout
+        rollout.attempt = None
+        rollout.failures += 1
+        if rollout.failures > self.config.coordinator.infra_retries:
+            self._end_rollout(rollout, State.INFRA_FAILED, now)
+        else:
+            self._repend(rollout)
+
+    def cancel(self, attempt: Attempt, reason: str, now: float) -> None:
+        """Stop a live attempt without blame: the rollout is pending again and no retry is spent."""
+        self._cancel(attempt, reason, now)
+        self._repend(attempt.rollout)
+
+    def _cancel(self, attempt: Attempt, reason: str, now: float) -> None:
+        self._move(attempt, State.CANCELLED, now, reason)
+        self.tally.cancelled[reason] += 1
+        self._forget(attempt, reason)
+        attempt.rollout.attempt = None
+
+    def _forget(self, attempt: Attempt, reason: str) -> None:
+        self.attempts.pop(attempt.attempt_id, None)
+        self.remember_ended(attempt.attempt_id, reason)
+        self.wakes.add(f"scores:{attempt.worker_id}")
+
+    def remember_ended(self, attempt_id: str, reason: str) -> None:
+        self.ended[attempt_id] = reason
+        if len(self.ended) > _ENDED_KEPT:
+            self.ended.popitem(last=False)
+
+    def reject(self, attempt_id: str, report: str, reporter: str, reason: str, now: float) -> None:
+        """A report that comes too late or from the wrong one: stored and counted, without effect."""
+        self.tally.rejected[reason] += 1
+        self.changes.rejection(attempt_id, report, reporter, reason, now)
+
+    # ------------------------------------------------------------ consumption
+
+    def consume(self, group: Group, now: float) -> None:
+        """Hand the group's accepted attempts to the batch trained at the present position (which turns it into step + 1)."""
+        step = self.position.step + 1
+        for attempt in group.accepted:
+            lag = self.position.step - attempt.oldest.step
+            attempt.consumed_step = step
+            self.move(attempt, State.CONSUMED, now, f"step {step}")
+            self.changes.rollout(attempt.rollout)
+            self.changes.consumption(attempt, step, lag)
+            self.tally.consumed += 1
+            self.tally.lag[lag] += 1
+        group.state, group.consumed_step = "consumed", step
+        self.unconsumed -= 1
+        self._evict(group)
+        self.changes.group(group)
+
+    def take_back(self, group: Group, now: float) -> None:
+        """Undo :meth:`consume` (a resume from an earlier checkpoint); the group waits for a batch again."""
+        for rollout in group.rollouts:
+            attempt = rollout.attempt
+            if attempt is None or attempt.state is not State.CONSUMED:
+                continue
+            lag = (attempt.consumed_step or 0) - 1 - attempt.oldest.step
+            attempt.consumed_step = None
+            self.move(attempt, State.ACCEPTED, now, "resume")
+            self.changes.rollout(rollout)
+            self.tally.consumed -= 1
+            self.tally.lag[lag] -= 1
+            self.attempts[attempt.attempt_id] = attempt
+            self.ended.pop(attempt.attempt_id, None)
+        group.state, group.consumed_step = "complete", None
+        self.groups[group.group_id] = group
+        self.complete[group.seq] = group
+        self.unconsumed += 1
+        self.changes.group(group)

@@ -1,0 +1,133 @@
+"""The inference side's calls: register, flip, ready, refused.
+
+    register → UP (serves nothing) ─flip granted→ FLIPPING ─ready→ UP (serves v) ─flip asked→ DRAINING ─drained→ FLIPPING → …
+
+A flip is granted when no attempt bound to the replica still talks to it. While it drains it gets no new ones. Replicas roll: one
+may start to drain only while another still serves and at most half of them drain at once, so that work that can be admitted
+finds a place. Where nothing could be admitted on the replica anyway (``sync`` mode, or the staleness bound is reached),
+it need not wait for the others. A replica with an unfinished evaluation of the version it serves does not leave that version.
+"""
+
+from __future__ import annotations
+
+from hpcrl.coordinator.binding import Binder
+from hpcrl.coordinator.entities import Replica, ReplicaState, Version
+from hpcrl.coordinator.ledger import Ledger, Refused
+from hpcrl.protocol import messages as m
+from hpcrl.protocol.version import PolicyVersion
+
+__all__ = ["ReplicaCalls"]
+
+
+class ReplicaCalls:
+    def __init__(self, ledger: Ledger, binder: Binder) -> None:
+        self._l = ledger
+        self._binder = binder
+
+    def register(self, request: m.ReplicaRegister, now: float) -> m.Empty:
+        """A replica (re)starts and serves nothing yet: attempts bound to an earlier life of it are lost."""
+        old = self._l.replicas.get(request.replica_id)
+        if old is not None:
+            self.lose(old, "replica_lost", now)
+        replica = Replica(replica_id=request.replica_id, base_url=request.base_url, node=request.node)
+        self._l.replicas[request.replica_id] = replica
+        self._l.changes.replica(replica)
+        self._l.wakes.add("flip")
+        return m.Empty()
+
+    def lose(self, replica: Replica, reason: str, now: float) -> None:
+        """Fail what is bound to the replica; it serves nothing until READY."""
+        for attempt in list(replica.live.values()):
+            self._l.fail(attempt, "infra", reason, now)
+        replica.version, replica.state, replica.target = None, ReplicaState.UP, None
+        self._l.changes.replica(replica)
+
+    def _replica(self, replica_id: str) -> Replica:
+        replica = self._l.replicas.get(replica_id)
+        if replica is None:
+            raise Refused(f"replica {replica_id!r} is not registered; call register first")
+        return replica
+
+    def _version(self, text: str) -> Version:
+        version = self._l.versions.get(PolicyVersion.parse(text))
+        if version is None or version.version.lineage != self._l.position.lineage:
+            known = max(self._l.versions, default=None)
+            raise Refused(f"version {text} was not published in this lineage; the last published one is {known}")
+        return version
+
+    # ------------------------------------------------------------ flip
+
+    def flip(self, request: m.FlipRequest, now: float) -> m.FlipGrant:
+        replica, version = self._replica(request.replica_id), self._version(request.version).version
+        if replica.version == version and replica.state is ReplicaState.UP:
+            return m.FlipGrant(granted=True)
+        if replica.target != version:
+            replica.target = version
+            self._l.changes.replica(replica)
+        if replica.state is ReplicaState.UP and self._may_leave(replica):
+            replica.state, replica.draining_since = ReplicaState.DRAINING, now
+            self._l.changes.replica(replica)
+            self._l.wakes.add("lease")
+        if replica.state is ReplicaState.DRAINING and not replica.live:
+            replica.state = ReplicaState.FLIPPING
+            self._l.changes.replica(replica)
+        return m.FlipGrant(granted=replica.state is ReplicaState.FLIPPING)
+
+    def _may_leave(self, replica: Replica) -> bool:
+        """Whether the replica may stop taking attempts for the version it serves."""
+        if replica.version is None:
+            return True
+        run = self._l.evals.get(replica.version)
+        if run is not None and run.active:
+            return False
+        others = [other for other in self._l.replicas.values() if other is not replica and other.version is not None]
+        if not others or not self._binder.has_work_for(replica.version.step):
+            return True
+        away = sum(not other.serving for other in others)
+        return away < len(others) and away < max(1, (len(others) + 1) // 2)
+
+    def expire(self, now: float) -> None:
+        """Cancel what still runs on replicas that have drained for too long; let waiting replicas ask again."""
+        limit = self._l.config.weights.drain_timeout_s
+        for replica in self._l.replicas.values():
+            if replica.state is ReplicaState.DRAINING and now - replica.draining_since > limit:
+                for attempt in list(replica.live.values()):
+                    self._l.cancel(attempt, "drain_timeout", now)
+            if replica.target is not None and replica.state is not ReplicaState.FLIPPING:
+                self._l.wakes.add("flip")
+
+    # ------------------------------------------------------------ outcome
+
+    def ready(self, request: m.ReplicaReady, now: float) -> m.Empty:
+        replica, version = self._replica(request.replica_id), self._version(request.version)
+        # Attempts bound to another version cannot be served any more (only after a restart of the engine behind the proxy).
+        for attempt in [a for a in replica.live.values() if a.version != version.version]:
+            self._l.fail(attempt, "infra", "replica_flipped", now)
+        replica.version, replica.state, replica.target = version.version, ReplicaState.UP, None
+        version.ready[replica.replica_id] = request.digest
+        version.refused.pop(replica.replica_id, None)
+        version.transfer_s = max(version.transfer_s, request.transfer_s)
+        version.pause_s = max(version.pause_s, request.pause_s)
+        self._complete(version, now)
+        self._l.changes.replica(replica)
+        self._l.wakes |= {"lease", "flip"}
+        return m.Empty()
+
+    def refused(self, request: m.ReplicaRefused, now: float) -> m.Empty:
+        """The version did not verify. Refused before the flip: the old one goes on; during it: nothing is served until READY."""
+        replica, version = self._replica(request.replica_id), self._version(request.version)
+        version.refused[replica.replica_id] = request.reason
+        if replica.target == version.version:
+            if replica.state is ReplicaState.FLIPPING:
+                self.lose(replica, "replica_lost", now)
+            replica.state, replica.target = ReplicaState.UP, None
+        self._complete(version, now)
+        self._l.changes.replica(replica)
+        self._l.wakes |= {"lease", "flip"}
+        return m.Empty()
+
+    def _complete(self, version: Version, now: float) -> None:
+        answered = version.ready.keys() | version.refused.keys()
+        if version.publish_s is None and version.ready and answered >= self._l.replicas.keys():
+            version.publish_s = now - version.published_at
+        self._l.changes.version(version)

@@ -1,0 +1,244 @@
+"""The queue as an asyncio service: applies calls one at a time, makes them durable, wakes those that wait.
+
+    handle(call):  look up the idempotency key ── known ──▶ the first answer
+                   loop: apply to the queue (synchronous, so calls never interleave)
+                         submit its changes, with the answer under its key, to the store; wake named topics
+                         answer ready or time over ──▶ wait for the commit, answer
+                         else wait for one of the call's topics
+    ticker:        lets time pass every 0.25 s (lease expiry, drains)
+
+Every answer waits for the commit of all that it may have seen, so a crash can never take back what a caller was told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hpcrl.clock import Clock
+from hpcrl.coordinator.queue import Queue
+from hpcrl.coordinator.restore import count_duplicates, groups_consumed_after
+from hpcrl.coordinator.store import Answer, Store
+from hpcrl.errors import EnvironmentFault
+from hpcrl.protocol import client as c
+from hpcrl.protocol import messages as m
+
+__all__ = ["Closing", "Service"]
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.25
+LONGEST_WAIT_S = 30.0
+"""Long polls end here at the latest: well below the clients' HTTP timeout."""
+KEYS_KEPT_S = 300.0
+"""A repeated call finds its first answer for so long; clients give up much earlier."""
+_PRUNE_EVERY_S = 60.0
+
+
+class Closing(Exception):
+    """The coordinator is going down: ask again, another one will answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Poll:
+    """When a waiting call is answered early, and which topics may bring that about."""
+
+    ready: Callable[[Any], bool]
+    topics: Callable[[Any], tuple[str, ...]]
+
+
+_POLLS: dict[str, _Poll] = {
+    c.LEASE.path: _Poll(lambda reply: bool(reply.leases) or reply.stop, lambda _: ("lease",)),
+    c.SCORES.path: _Poll(
+        lambda reply: bool(reply.scores or reply.cancelled), lambda request: (f"scores:{request.worker_id}",)
+    ),
+    c.LEASE_SCORING.path: _Poll(lambda reply: bool(reply.leases) or reply.stop, lambda _: ("scoring",)),
+    c.FLIP.path: _Poll(lambda reply: reply.granted, lambda _: ("flip",)),
+    c.BATCH.path: _Poll(lambda reply: reply.groups is not None, lambda _: ("batch",)),
+    c.EVAL_STATUS.path: _Poll(lambda reply: reply.done == reply.total, lambda _: ("eval",)),
+}
+
+
+class Topics:
+    """Named conditions. Applying and waiting happen on one thread, so a wake between the two cannot be missed."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, set[asyncio.Future[None]]] = {}
+
+    def wake(self, topics: set[str]) -> None:
+        for topic in topics:
+            for future in self._waiting.pop(topic, ()):
+                if not future.done():
+                    future.set_result(None)
+
+    def wake_all(self) -> None:
+        self.wake(set(self._waiting))
+
+    async def wait(self, topics: tuple[str, ...], timeout: float) -> None:
+        """Return after one of the topics was woken, or after ``timeout`` seconds."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        for topic in topics:
+            self._waiting.setdefault(topic, set()).add(future)
+        try:
+            await asyncio.wait((future,), timeout=timeout)
+        finally:
+            for topic in topics:
+                waiting = self._waiting.get(topic)
+                if waiting is not None:
+                    waiting.discard(future)
+                    if not waiting:
+                        del self._waiting[topic]
+
+
+class Service:
+    """``handle`` answers calls between :meth:`start` and :meth:`close`."""
+
+    def __init__(self, queue: Queue, store: Store, clock: Clock) -> None:
+        self._queue = queue
+        self._store = store
+        self._clock = clock
+        self._topics = Topics()
+        self._answers: OrderedDict[str, tuple[float, asyncio.Future[bytes]]] = OrderedDict()
+        self._ticker: asyncio.Task[None] | None = None
+        self._closing = False
+        self.failed = asyncio.Event()
+        """Set when the database can no longer be written: the process must end."""
+
+    async def start(self) -> None:
+        self._store.start()
+        for key, at, reply in await self._store.call(_load_answers):
+            self._remember(key, at, _done(reply))
+        self._ticker = asyncio.create_task(self._tick(), name="coordinator-ticker")
+
+    async def close(self) -> None:
+        """Answer waiting calls, commit, close the database."""
+        self._closing = True
+        self._topics.wake_all()
+        if self._ticker is not None:
+            self._ticker.cancel()
+        await self._store.close()
+
+    # ------------------------------------------------------------ calls
+
+    async def handle(self, endpoint: c.Endpoint, request: m.Message, key: str | None) -> bytes:
+        """The reply's JSON. Raises Refused, UserError (bad version text), Closing."""
+        if self._closing:
+            raise Closing
+        if not endpoint.mutates or key is None:
+            return await self._answer(endpoint, request, None)
+        known = self._answers.get(key)
+        if known is not None:
+            return await asyncio.shield(known[1])
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._remember(key, self._clock.now(), future)
+        try:
+            reply = await self._answer(endpoint, request, key)
+        except BaseException as error:
+            self._answers.pop(key, None)
+            if not future.done():
+                future.set_exception(error if isinstance(error, Exception) else Closing())
+                future.exception()
+            raise
+        future.set_result(reply)
+        return reply
+
+    async def _answer(self, endpoint: c.Endpoint, request: m.Message, key: str | None) -> bytes:
+        try:
+            if endpoint is c.START:
+                return await self._start(request, key)
+            if endpoint is c.STATUS:
+                return await self._status(request)
+            return await self._poll(endpoint, request, key)
+        except EnvironmentFault as error:
+            self._fail(error)
+            raise Closing from error
+
+    async def _poll(self, endpoint: c.Endpoint, request: m.Message, key: str | None) -> bytes:
+        call, poll = self._queue.calls[endpoint.path], _POLLS.get(endpoint.path)
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + min(getattr(request, "wait_s", 0.0), LONGEST_WAIT_S)
+        while True:
+            if self._closing:
+                raise Closing
+            reply = call(request, self._clock.now())
+            left = give_up - loop.time()
+            if poll is None or poll.ready(reply) or left <= 0:
+                return await self._finish(reply, key)
+            self._flush()
+            await self._topics.wait(poll.topics(request), left)
+
+    async def _start(self, request: Any, key: str | None) -> bytes:
+        after = request.checkpoint_step or 0
+        groups = await self._store.call(lambda connection: groups_consumed_after(connection, after))
+        return await self._finish(self._queue.start(request, groups, self._clock.now()), key)
+
+    async def _status(self, request: Any) -> bytes:
+        duplicates = await self._store.call(count_duplicates)
+        status = self._queue.status(request, self._clock.now())
+        return await self._finish(status.model_copy(update={"duplicates": duplicates}), None)
+
+    async def _finish(self, reply: m.Message, key: str | None) -> bytes:
+        data = reply.model_dump_json().encode()
+        self._flush(key, data)
+        await self._store.committed()
+        return data
+
+    def _flush(self, key: str | None = None, reply: bytes = b"") -> None:
+        """Hand changes to the store, the answer with them. A call that changed nothing needs no stored answer."""
+        changes = self._queue.take_changes()
+        if changes is not None:
+            answer = None if key is None else Answer(key, self._clock.now(), reply)
+            self._store.submit(changes, answer)
+        wakes = self._queue.take_wakes()
+        if wakes:
+            self._topics.wake(wakes)
+
+    def _remember(self, key: str, at: float, future: asyncio.Future[bytes]) -> None:
+        self._answers[key] = (at, future)
+
+    def _fail(self, error: EnvironmentFault) -> None:
+        if not self.failed.is_set():
+            log.error("%s", error)
+            self.failed.set()
+
+    # ------------------------------------------------------------ time
+
+    async def _tick(self) -> None:
+        pruned = self._clock.now()
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = self._clock.now()
+            try:
+                self._queue.tick(now)
+                self._flush()
+                if now - pruned > _PRUNE_EVERY_S:
+                    pruned = now
+                    await self._prune(now - KEYS_KEPT_S)
+            except EnvironmentFault as error:
+                self._fail(error)
+                return
+
+    async def _prune(self, before: float) -> None:
+        while self._answers:
+            key, (at, future) = next(iter(self._answers.items()))
+            if at >= before or not future.done():
+                break
+            del self._answers[key]
+        await self._store.call(lambda connection: connection.execute("DELETE FROM idempotency WHERE at < ?", (before,)))
+
+
+def _done(reply: bytes) -> asyncio.Future[bytes]:
+    future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    future.set_result(reply)
+    return future
+
+
+def _load_answers(connection: Any) -> list[tuple[str, float, bytes]]:
+    rows: list[tuple[str, float, bytes]] = connection.execute(
+        "SELECT key, at, reply FROM idempotency ORDER BY at"
+    ).fetchall()
+    return rows

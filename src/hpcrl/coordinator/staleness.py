@@ -1,0 +1,56 @@
+"""The staleness contract as arithmetic: policy lag, age, and who may still be admitted.
+
+Lag is counted in steps, whatever the lineage: after a resume from step c, a trajectory of the lost lineage at step c + 2 has
+lag −2 at step c and is as usable as it was. Admission asks ahead: a group created now is consumed, at the latest, at step
+``position + groups ahead of it / groups per step``; the version it is bound to must not be older than the bound by then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpcrl.coordinator.entities import Attempt, Group
+from hpcrl.protocol.version import PolicyVersion
+
+__all__ = ["Staleness", "policy_lag"]
+
+
+def policy_lag(step: int, oldest: PolicyVersion) -> int:
+    """Steps between the weights being trained (``step``) and the oldest version that sampled a token."""
+    return step - oldest.step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staleness:
+    """The bounds of one run. Example: ``Staleness(max_policy_lag=2, max_age_s=None, groups_per_step=16, steps=100)``."""
+
+    max_policy_lag: int
+    max_age_s: float | None
+    groups_per_step: int
+    steps: int
+
+    def oldest_usable_step(self, position: int) -> int:
+        """The oldest version step that a batch trained at ``position`` may contain."""
+        return position - self.max_policy_lag
+
+    def needed_step(self, position: int, unconsumed: int) -> int | None:
+        """The oldest version step that a new group may be bound to, with ``unconsumed`` groups created before it.
+
+        None: the remaining steps need no further group.
+        """
+        if unconsumed >= (self.steps - position) * self.groups_per_step:
+            return None
+        return position + unconsumed // self.groups_per_step - self.max_policy_lag
+
+    def out_of_lag(self, group: Group, position: int) -> bool:
+        """Whether the group can no longer be part of a batch trained at ``position`` or later."""
+        oldest = group.oldest_step()
+        return oldest is not None and oldest < self.oldest_usable_step(position)
+
+    def refusal(self, attempts: list[Attempt], position: int, now: float) -> str | None:
+        """Why these trajectories may not be trained at ``position`` (``stale`` or ``too_old``), or None."""
+        if any(policy_lag(position, attempt.oldest) > self.max_policy_lag for attempt in attempts):
+            return "stale"
+        if self.max_age_s is not None and any(now - a.first_token_at > self.max_age_s for a in attempts):
+            return "too_old"
+        return None

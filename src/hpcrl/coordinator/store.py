@@ -1,0 +1,194 @@
+"""SQLite under the queue: one connection in one thread, group commit.
+
+    event loop ──submit(changes, answer)──▶ queue ──▶ writer thread: take all that wait, one transaction, commit
+               ◀──────── future done after the commit ────────┘       (the next ones gather meanwhile)
+
+So the number of commits per second is that of the disk, whatever the number of calls, and nothing is answered before it is
+durable. ``synchronous=FULL``: one fsync per group commit costs latency only, and a checkpoint of the trainer must never know of
+consumptions that the database lost with the node. ``locking_mode=EXCLUSIVE``: needs no shared-memory file (unsafe on network file
+systems) and lets no second coordinator in. Any write error is final: what is in memory can no longer be trusted, the process
+must end and be restarted on the database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hpcrl.coordinator.changes import ChangeSet
+from hpcrl.coordinator.tables import INDEXES, SCHEMA_VERSION, TABLES
+from hpcrl.errors import EnvironmentFault
+
+__all__ = ["Answer", "Store", "open_database", "write_changes"]
+
+T = TypeVar("T")
+_MOST_PER_COMMIT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The first answer of a mutating call, kept under its idempotency key in the call's own transaction."""
+
+    key: str
+    at: float
+    reply: bytes
+
+
+@dataclass(slots=True)
+class _Job:
+    """Either rows to write, or a function to run on the connection between two transactions."""
+
+    done: asyncio.Future[Any]
+    changes: ChangeSet | None = None
+    answer: Answer | None = None
+    function: Callable[[sqlite3.Connection], Any] | None = None
+
+
+def open_database(path: Path) -> sqlite3.Connection:
+    """Open or create the database. Raises EnvironmentFault: locked by another process, another schema, not writable."""
+    try:
+        connection = sqlite3.connect(path, isolation_level=None, timeout=5.0, check_same_thread=False)
+        connection.execute("PRAGMA locking_mode=EXCLUSIVE")
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute("BEGIN IMMEDIATE")
+        for table in TABLES.values():
+            connection.execute(table.create)
+        for index in INDEXES:
+            connection.execute(index)
+        connection.execute("INSERT OR IGNORE INTO meta VALUES ('schema', ?)", (str(SCHEMA_VERSION),))
+        connection.execute("COMMIT")
+        found = connection.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()[0]
+    except sqlite3.Error as error:
+        hint = "is another coordinator running on it?" if "locked" in str(error) else "is the run directory writable?"
+        raise EnvironmentFault(f"cannot open {path}: {error}; {hint}") from error
+    if found != str(SCHEMA_VERSION):
+        connection.close()
+        raise EnvironmentFault(
+            f"{path} has schema {found}, this hpcrl reads {SCHEMA_VERSION}: use the version that wrote it"
+        )
+    return connection
+
+
+def write_changes(connection: sqlite3.Connection, changes: ChangeSet) -> None:
+    """Write one call's rows; the caller holds the transaction."""
+    if changes.unconsume_after is not None:
+        connection.execute("DELETE FROM consumptions WHERE step > ?", (changes.unconsume_after,))
+    for name, rows in changes.rows.items():
+        connection.executemany(TABLES[name].write, rows)
+
+
+class Store:
+    """Owns the connection from :meth:`start` to :meth:`close`. All methods are called on the event loop."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._last: asyncio.Future[Any] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, name="coordinator-store", daemon=True)
+        self.commits = 0
+        self.broken: str | None = None
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    def submit(self, changes: ChangeSet | None, answer: Answer | None = None) -> None:
+        """Queue rows for the next commit; await :meth:`committed` to know that they are durable."""
+        self._put(_Job(self._future(), changes, answer))
+
+    async def committed(self) -> None:
+        """Return when everything submitted so far is durable. Raises EnvironmentFault after a write error."""
+        if self._last is not None:
+            await asyncio.shield(self._last)
+
+    async def call(self, function: Callable[[sqlite3.Connection], T]) -> T:
+        """Run ``function`` on the connection, after everything submitted so far."""
+        job = _Job(self._future(), function=function)
+        self._put(job)
+        result: T = await asyncio.shield(job.done)
+        return result
+
+    async def close(self) -> None:
+        """Commit what waits and close the database."""
+        self._jobs.put(None)
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+
+    def _future(self) -> asyncio.Future[Any]:
+        if self._loop is None:
+            raise RuntimeError("Store.start() has not been called")
+        return self._loop.create_future()
+
+    def _put(self, job: _Job) -> None:
+        if self.broken is not None:
+            raise EnvironmentFault(self.broken)
+        self._last = job.done
+        self._jobs.put(job)
+
+    # ------------------------------------------------------------ writer thread
+
+    def _run(self) -> None:
+        while (jobs := self._gather()) is not None:
+            error: EnvironmentFault | None = None
+            results: list[Any] = []
+            try:
+                results = self._commit(jobs)
+            except (
+                sqlite3.Error,
+                ValueError,
+                KeyError,
+                TypeError,
+            ) as caught:  # the last three: rows that cannot be read
+                error = EnvironmentFault(f"the coordinator's database cannot be used: {caught!r}; is the disk full?")
+                self.broken = str(error)
+            if self._loop is not None and not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(_resolve, jobs, results, error)
+        self._connection.close()
+
+    def _gather(self) -> list[_Job] | None:
+        """All jobs that wait (at least one), or None at the end."""
+        jobs: list[_Job] = []
+        job = self._jobs.get()
+        while job is not None:
+            jobs.append(job)
+            if len(jobs) >= _MOST_PER_COMMIT:
+                return jobs
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                return jobs
+        if jobs:
+            self._jobs.put(None)
+        return jobs or None
+
+    def _commit(self, jobs: list[_Job]) -> list[Any]:
+        connection = self._connection
+        results: list[Any] = []
+        connection.execute("BEGIN")
+        for job in jobs:
+            results.append(job.function(connection) if job.function is not None else None)
+            if job.changes is not None:
+                write_changes(connection, job.changes)
+        answers = [(j.answer.key, j.answer.at, j.answer.reply) for j in jobs if j.answer is not None]
+        connection.executemany(TABLES["idempotency"].write, answers)
+        connection.execute("COMMIT")
+        self.commits += 1
+        return results
+
+
+def _resolve(jobs: list[_Job], results: list[Any], error: EnvironmentFault | None) -> None:
+    for index, job in enumerate(jobs):
+        if job.done.done():
+            continue
+        if error is None:
+            job.done.set_result(results[index])
+        else:
+            job.done.set_exception(error)
+            job.done.exception()  # marks it as seen: not every caller waits for its own job

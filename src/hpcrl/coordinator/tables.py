@@ -1,0 +1,192 @@
+"""The tables of ``coordinator.db`` and how live objects become their rows. Both the store and restoring read this one list.
+
+``transitions`` is the history of every attempt; the other tables hold the present state. Versions are written ``L.S``.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from hpcrl.coordinator.entities import Attempt, EvalRun, Group, Replica, Rollout, Version
+from hpcrl.protocol.states import State
+from hpcrl.protocol.version import PolicyVersion
+
+__all__ = [
+    "INDEXES",
+    "SCHEMA_VERSION",
+    "TABLES",
+    "Row",
+    "Table",
+    "attempt_row",
+    "eval_row",
+    "group_row",
+    "replica_row",
+    "rollout_row",
+    "version_row",
+]
+
+SCHEMA_VERSION = 1
+Row = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """``columns``: SQL declarations, space-separated name first. With a ``key`` rows replace their predecessor, else they append."""
+
+    name: str
+    columns: tuple[str, ...]
+    key: str = ""
+    on_conflict: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(column.split()[0] for column in self.columns)
+
+    @property
+    def create(self) -> str:
+        key = f", PRIMARY KEY ({self.key})" if self.key else ""
+        return f"CREATE TABLE IF NOT EXISTS {self.name} ({', '.join(self.columns)}{key})"
+
+    @property
+    def write(self) -> str:
+        text = f"INSERT INTO {self.name} ({', '.join(self.names)}) VALUES ({', '.join('?' * len(self.columns))})"
+        if not self.key:
+            return text
+        update = self.on_conflict or ", ".join(f"{n} = excluded.{n}" for n in self.names if n != self.key)
+        return f"{text} ON CONFLICT ({self.key}) DO UPDATE SET {update}"
+
+
+TABLES = {
+    table.name: table
+    for table in (
+        Table("meta", ("key TEXT", "value TEXT"), "key"),
+        Table(
+            "groups",
+            (
+                *("group_id TEXT", "seq INTEGER", "split TEXT", "task_id TEXT", "task_dir TEXT", "created_at REAL"),
+                *("min_step INTEGER", "eval_version TEXT", "state TEXT", "consumed_step INTEGER"),
+            ),
+            "group_id",
+        ),
+        Table(
+            "rollouts",
+            ("rollout_id TEXT", "group_id TEXT", "idx INTEGER", "tries INTEGER", "failures INTEGER", "state TEXT"),
+            "rollout_id",
+        ),
+        Table(
+            "attempts",
+            (
+                *("attempt_id TEXT", "rollout_id TEXT", "group_id TEXT", "worker_id TEXT", "replica_id TEXT"),
+                *("policy_version TEXT", "state TEXT", "cause TEXT", "leased_at REAL", "deadline_at REAL"),
+                *("artifact TEXT", "digest TEXT", "environment_version TEXT", "policy_failure TEXT"),
+                *(
+                    "scorer_id TEXT",
+                    "scoring_tries INTEGER",
+                    "reward REAL",
+                    "rewards TEXT",
+                    "verifier_version TEXT",
+                    "scoring_s REAL",
+                ),
+                *("shard TEXT", "row INTEGER", "tokens INTEGER", "trained_tokens INTEGER"),
+                *("oldest_version TEXT", "newest_version TEXT", "first_token_at REAL", "consumed_step INTEGER"),
+            ),
+            "attempt_id",
+        ),
+        Table("transitions", ("attempt_id TEXT", "from_state TEXT", "to_state TEXT", "at REAL", "cause TEXT")),
+        Table(
+            "consumptions",
+            ("rollout_id TEXT", "attempt_id TEXT", "step INTEGER", "lag INTEGER", "times INTEGER"),
+            "rollout_id",
+            "times = times + 1",
+        ),
+        Table("rejections", ("attempt_id TEXT", "report TEXT", "reporter TEXT", "reason TEXT", "at REAL")),
+        Table(
+            "versions",
+            (
+                *("version TEXT", "digest TEXT", "nbytes INTEGER", "published_at REAL", "ready TEXT", "refused TEXT"),
+                *("transfer_s REAL", "pause_s REAL", "publish_s REAL"),
+            ),
+            "version",
+        ),
+        Table(
+            "replicas",
+            ("replica_id TEXT", "base_url TEXT", "node TEXT", "version TEXT", "state TEXT", "target TEXT"),
+            "replica_id",
+        ),
+        Table(
+            "evals",
+            (
+                *("version TEXT", "samples INTEGER", "total INTEGER", "created_at REAL", "done INTEGER"),
+                *("failed INTEGER", "reward_sum REAL", "cancelled INTEGER"),
+            ),
+            "version",
+        ),
+        Table("checkpoints", ("version TEXT", "step INTEGER", "at REAL"), "version"),
+        Table("idempotency", ("key TEXT", "at REAL", "reply BLOB"), "key"),
+    )
+}
+
+INDEXES = (
+    "CREATE INDEX IF NOT EXISTS groups_by_state ON groups (state)",
+    "CREATE INDEX IF NOT EXISTS rollouts_by_group ON rollouts (group_id)",
+    "CREATE INDEX IF NOT EXISTS attempts_by_group ON attempts (group_id)",
+    "CREATE INDEX IF NOT EXISTS consumptions_twice ON consumptions (times) WHERE times > 1",
+    "CREATE INDEX IF NOT EXISTS idempotency_by_age ON idempotency (at)",
+)
+
+
+def _text(version: PolicyVersion | None) -> str | None:
+    return None if version is None else str(version)
+
+
+def group_row(group: Group) -> Row:
+    return (
+        *(group.group_id, group.seq, group.split, group.task.task_id, group.task.task_dir, group.created_at),
+        *(group.min_step, _text(group.eval_version), group.state, group.consumed_step),
+    )
+
+
+def rollout_row(rollout: Rollout) -> Row:
+    """The state of a rollout that has not ended is its attempt's; it is stored as pending."""
+    state = rollout.state if rollout.ended else State.PENDING
+    return (rollout.rollout_id, rollout.group.group_id, rollout.index, rollout.tries, rollout.failures, state.value)
+
+
+def attempt_row(attempt: Attempt) -> Row:
+    rollout = attempt.rollout
+    return (
+        *(attempt.attempt_id, rollout.rollout_id, rollout.group.group_id, attempt.worker_id, attempt.replica_id),
+        *(str(attempt.version), attempt.state.value, attempt.cause, attempt.leased_at, attempt.deadline_at),
+        *(attempt.artifact, attempt.digest, attempt.environment_version, attempt.policy_failure),
+        *(
+            attempt.scorer_id,
+            attempt.scoring_tries,
+            attempt.reward,
+            json.dumps(attempt.rewards),
+            attempt.verifier_version,
+        ),
+        *(attempt.scoring_s, attempt.shard, attempt.row, attempt.tokens, attempt.trained_tokens),
+        *(_text(attempt.oldest_version), _text(attempt.newest_version), attempt.first_token_at, attempt.consumed_step),
+    )
+
+
+def version_row(version: Version) -> Row:
+    return (
+        *(str(version.version), version.digest, version.nbytes, version.published_at),
+        *(json.dumps(version.ready), json.dumps(version.refused)),
+        *(version.transfer_s, version.pause_s, version.publish_s),
+    )
+
+
+def replica_row(replica: Replica) -> Row:
+    version, target = _text(replica.version), _text(replica.target)
+    return (replica.replica_id, replica.base_url, replica.node, version, replica.state.value, target)
+
+
+def eval_row(run: EvalRun) -> Row:
+    return (
+        *(str(run.version), run.samples, run.total, run.created_at, run.done),
+        *(run.failed, run.reward_sum, int(run.cancelled)),
+    )

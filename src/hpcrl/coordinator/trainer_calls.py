@@ -1,0 +1,196 @@
+"""The trainer's calls: start, published, batch, checkpointed, eval, eval_status.
+
+A batch is given out once per version: the same version asked again gets the same batch, also after a restart of either side.
+Consumption is provisional; ``start`` from checkpoint step c takes back every consumption at a later step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hpcrl.coordinator.entities import BOUND, Attempt, EvalRun, Group, Position, Version
+from hpcrl.coordinator.ledger import Ledger, Refused
+from hpcrl.coordinator.replica_calls import ReplicaCalls
+from hpcrl.protocol import messages as m
+from hpcrl.protocol.states import State
+from hpcrl.protocol.version import PolicyVersion
+
+__all__ = ["TrainerCalls"]
+
+
+class TrainerCalls:
+    def __init__(self, ledger: Ledger, replicas: ReplicaCalls) -> None:
+        self._l = ledger
+        self._replicas = replicas
+        self.last_batch: m.Batch | None = None
+
+    # ------------------------------------------------------------ start
+
+    def start(self, request: m.TrainerStart, consumed_later: Iterable[Group], now: float) -> m.TrainerStarted:
+        """Begin a lineage at the checkpoint's step. ``consumed_later``: the groups consumed at steps after it, from the store."""
+        ledger, step = self._l, request.checkpoint_step or 0
+        for attempt in [a for a in ledger.attempts.values() if a.state in BOUND]:
+            ledger.cancel(attempt, "trainer_restarted", now)
+        for replica in ledger.replicas.values():
+            self._replicas.lose(replica, "trainer_restarted", now)
+        for run in ledger.evals.values():
+            self._abandon(run, now)
+        for group in consumed_later:
+            ledger.take_back(group, now)
+        ledger.changes.unconsume(step)
+        ledger.set_position(Position(ledger.position.lineage + 1, step))
+        for group in ledger.groups.values():
+            # What a group may be bound to was reckoned from the lost lineage's position.
+            group.min_step = 0
+            ledger.changes.group(group)
+        self.last_batch = None
+        self._close_stale(now)
+        ledger.wake_all()
+        return m.TrainerStarted(lineage=ledger.position.lineage, step=step)
+
+    def _abandon(self, run: EvalRun, now: float) -> None:
+        if not run.active:
+            return
+        run.cancelled = True
+        run.pending.clear()
+        for group in [g for g in self._l.groups.values() if g.eval_version == run.version]:
+            self._l.close_group(group, "trainer_restarted", now)
+        self._l.changes.eval(run)
+
+    # ------------------------------------------------------------ versions
+
+    def published(self, request: m.VersionPublished, now: float) -> m.Empty:
+        version = self._own(request.version)
+        if version.step != self._l.position.step:
+            raise Refused(f"version {version} is out of turn: training stands at {self._l.position.version}")
+        known = Version(version=version, digest=request.digest, nbytes=request.nbytes, published_at=now)
+        self._l.versions.setdefault(version, known)
+        self._l.changes.version(self._l.versions[version])
+        return m.Empty()
+
+    def checkpointed(self, request: m.CheckpointDone, now: float) -> m.Empty:
+        version = self._own(request.version)
+        self._l.changes.checkpoint(str(version), version.step, now)
+        return m.Empty()
+
+    def _own(self, text: str) -> PolicyVersion:
+        version = PolicyVersion.parse(text)
+        if version.lineage != self._l.position.lineage:
+            raise Refused(f"version {text} is of another lineage: training stands at {self._l.position.version}")
+        return version
+
+    # ------------------------------------------------------------ batch
+
+    def batch(self, request: m.BatchRequest, now: float) -> m.Batch:
+        ledger, version = self._l, self._own(request.version)
+        if self.last_batch is not None and self.last_batch.version == request.version:
+            return self.last_batch
+        if version != ledger.position.version:
+            raise Refused(f"no batch for {version}: the next one is for {ledger.position.version}")
+        if version.step >= ledger.staleness.steps:
+            raise Refused(f"no batch for {version}: the run has {ledger.staleness.steps} steps (trainer.steps)")
+        chosen = self._choose(now)
+        if chosen is None:
+            return m.Batch(
+                version=request.version,
+                groups=None,
+                in_flight=ledger.tally.in_flight,
+                waiting_groups=len(ledger.complete),
+            )
+        refs = [_batch_group(group) for group in chosen]
+        for group in chosen:
+            ledger.consume(group, now)
+        ledger.set_position(Position(version.lineage, version.step + 1))
+        self._close_stale(now)
+        ledger.wakes |= {"lease", "flip"}
+        self.last_batch = m.Batch(version=request.version, groups=refs)
+        return self.last_batch
+
+    def _choose(self, now: float) -> list[Group] | None:
+        """The oldest complete groups that make a batch; those too stale or too old are closed and counted on the way."""
+        ledger = self._l
+        wanted, step = ledger.staleness.groups_per_step, ledger.position.step
+        if len(ledger.complete) < wanted:
+            return None
+        chosen = []
+        for _, group in sorted(ledger.complete.items()):
+            reason = ledger.staleness.refusal(group.accepted, step, now)
+            if reason is not None:
+                ledger.close_group(group, reason, now)
+                continue
+            chosen.append(group)
+            if len(chosen) == wanted:
+                return chosen
+        return None
+
+    def restore_batch(self, groups: list[Group]) -> None:
+        """After a restart: the batch that was given out last, from the groups consumed at the present position."""
+        if groups:
+            version = PolicyVersion(self._l.position.lineage, self._l.position.step - 1)
+            refs = [_batch_group(group) for group in sorted(groups, key=lambda group: group.seq)]
+            self.last_batch = m.Batch(version=str(version), groups=refs)
+
+    def _close_stale(self, now: float) -> None:
+        """Close early what can no longer be consumed in time; new groups take its place."""
+        step = self._l.position.step
+        stale = [g for g in self._l.groups.values() if g.split == "train" and self._l.staleness.out_of_lag(g, step)]
+        for group in stale:
+            self._l.close_group(group, "stale", now)
+
+    # ------------------------------------------------------------ evaluation
+
+    def eval(self, request: m.EvalRequest, now: float) -> m.Empty:
+        """Create the evaluation of a version; asking again for the same one changes nothing."""
+        ledger, version = self._l, self._own(request.version)
+        if not ledger.eval_tasks:
+            raise Refused("no evaluation without held-out tasks: set tasks.eval")
+        if version in ledger.evals:
+            return m.Empty()
+        total = len(ledger.eval_tasks) * request.samples
+        run = EvalRun(version=version, samples=request.samples, total=total, created_at=now)
+        ledger.evals[version] = run
+        ledger.changes.eval(run)
+        for index, task in enumerate(ledger.eval_tasks):
+            group = Group(
+                group_id=f"e{version}-{index}",
+                seq=index,
+                split="eval",
+                task=task,
+                created_at=now,
+                min_step=version.step,
+                eval_version=version,
+            )
+            ledger.add_group(group, request.samples)
+        return m.Empty()
+
+    def eval_status(self, request: m.EvalStatusRequest, now: float) -> m.EvalResult:
+        run = self._l.evals.get(PolicyVersion.parse(request.version))
+        if run is None:
+            raise Refused(f"no evaluation of version {request.version} was asked for")
+        return eval_result(run)
+
+
+def eval_result(run: EvalRun) -> m.EvalResult:
+    return m.EvalResult(
+        version=str(run.version), done=run.done, total=run.total, success=run.success, failed=run.failed
+    )
+
+
+def _batch_group(group: Group) -> m.BatchGroup:
+    kept = [r.attempt for r in group.rollouts if r.attempt is not None and r.state in (State.ACCEPTED, State.CONSUMED)]
+    return m.BatchGroup(
+        group_id=group.group_id, task_id=group.task.task_id, trajectories=[_reference(attempt) for attempt in kept]
+    )
+
+
+def _reference(attempt: Attempt) -> m.TrajectoryRef:
+    return m.TrajectoryRef(
+        attempt_id=attempt.attempt_id,
+        rollout_id=attempt.rollout.rollout_id,
+        shard=attempt.shard,
+        row=attempt.row,
+        reward=attempt.reward if attempt.reward is not None else float("nan"),
+        oldest_version=str(attempt.oldest),
+        tokens=attempt.tokens,
+        trained_tokens=attempt.trained_tokens,
+    )
