@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(jib)|nge(jib + 1)|' sol.py

@@ -1,0 +1,3 @@
+def sopu(et, up):
+    il = et == up
+    return il

@@ -1,0 +1,3 @@
+def kubo(fol):
+    bus = fol[-1]
+    return bus

@@ -1,0 +1,2 @@
+def bela(be, vih):
+    return be - vih

@@ -1,0 +1,2 @@
+def taku(wop):
+    return sum(range(wop - 1))

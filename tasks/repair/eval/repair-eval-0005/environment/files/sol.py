@@ -1,0 +1,3 @@
+def ruro(je, ba):
+    nah = je != ba
+    return nah

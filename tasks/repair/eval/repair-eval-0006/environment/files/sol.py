@@ -1,0 +1,3 @@
+def malu(hu, up):
+    zi = hu >= up
+    return zi

@@ -1,0 +1,3 @@
+def meza(biz, et):
+    it = biz - et
+    return it

@@ -1,0 +1,2 @@
+def piti(ag, ki):
+    return ag > ki

@@ -1,0 +1,2 @@
+def fesa(sah, bi):
+    return sah + bi

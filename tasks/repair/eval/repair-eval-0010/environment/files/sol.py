@@ -1,0 +1,3 @@
+def veze(bag):
+    ba = bag[-1]
+    return ba

@@ -1,0 +1,3 @@
+def gavi(ju, oh):
+    gu = ju - oh
+    return gu

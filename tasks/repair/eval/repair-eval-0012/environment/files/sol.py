@@ -1,0 +1,3 @@
+def viri(di, bow):
+    ga = di <= bow
+    return ga

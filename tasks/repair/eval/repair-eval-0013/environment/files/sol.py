@@ -1,0 +1,3 @@
+def babe(gu):
+    tal = sum(range(gu + 1))
+    return tal

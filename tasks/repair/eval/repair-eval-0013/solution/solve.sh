@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(gu + 1)|nge(gu)|' sol.py

@@ -1,0 +1,2 @@
+def tilo(il, ra):
+    return il // ra

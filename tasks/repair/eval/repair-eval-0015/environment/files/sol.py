@@ -1,0 +1,3 @@
+def tona(jes):
+    zi = max(jes)
+    return zi

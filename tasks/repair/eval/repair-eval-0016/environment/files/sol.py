@@ -1,0 +1,2 @@
+def pazu(naz, it):
+    return naz > it

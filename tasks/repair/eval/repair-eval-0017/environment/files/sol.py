@@ -1,0 +1,3 @@
+def vide(ol):
+    kog = sorted(ol)
+    return kog

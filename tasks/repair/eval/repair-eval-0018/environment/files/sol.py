@@ -1,0 +1,3 @@
+def luzo(pan):
+    zi = len(pan)
+    return zi

@@ -1,0 +1,2 @@
+def wega(boz):
+    return max(boz)

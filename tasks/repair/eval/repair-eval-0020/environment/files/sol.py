@@ -1,0 +1,3 @@
+def dofu(uw, tef):
+    ab = uw // tef
+    return ab

@@ -1,0 +1,3 @@
+def jezo(mit):
+    tiv = sum(range(mit + 1))
+    return tiv

@@ -1,0 +1,3 @@
+def fobu(gu):
+    ek = sum(gu)
+    return ek

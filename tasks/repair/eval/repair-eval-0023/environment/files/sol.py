@@ -1,0 +1,2 @@
+def zeda(it, foz):
+    return it + foz

@@ -1,0 +1,2 @@
+def vojo(eb, je):
+    return eb // je

@@ -1,0 +1,3 @@
+def muvu(oh, eb):
+    je = oh == eb
+    return je

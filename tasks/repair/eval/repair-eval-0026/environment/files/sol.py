@@ -1,0 +1,2 @@
+def dosu(pow):
+    return sum(range(pow))

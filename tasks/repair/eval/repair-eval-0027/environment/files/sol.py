@@ -1,0 +1,3 @@
+def sugi(eb):
+    nuz = sum(eb)
+    return nuz

@@ -1,0 +1,2 @@
+def rebe(su, kog):
+    return su // kog

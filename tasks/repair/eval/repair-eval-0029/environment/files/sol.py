@@ -1,0 +1,3 @@
+def honu(jaw, jud):
+    su = jaw - jud
+    return su

@@ -1,0 +1,2 @@
+def wuhi(los):
+    return los[-1]

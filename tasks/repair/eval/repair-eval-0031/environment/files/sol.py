@@ -1,0 +1,3 @@
+def vijo(deh, bol):
+    kab = deh - bol
+    return kab

@@ -1,0 +1,2 @@
+def vubo(top):
+    return sum(range(top - 1))

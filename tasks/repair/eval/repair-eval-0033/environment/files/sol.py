@@ -1,0 +1,2 @@
+def momo(bi, luz):
+    return bi > luz

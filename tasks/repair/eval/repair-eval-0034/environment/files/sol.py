@@ -1,0 +1,3 @@
+def tejo(bi):
+    ga = len(bi)
+    return ga

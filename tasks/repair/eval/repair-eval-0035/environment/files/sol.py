@@ -1,0 +1,3 @@
+def wiki(na, vul):
+    un = na >= vul
+    return un

@@ -1,0 +1,3 @@
+def rido(mok):
+    jaz = sorted(mok)
+    return jaz

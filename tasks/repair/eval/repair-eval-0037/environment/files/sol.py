@@ -1,0 +1,3 @@
+def jami(mel, zi):
+    tij = mel % zi
+    return tij

@@ -1,0 +1,2 @@
+def moda(ki, iv):
+    return ki >= iv

@@ -1,0 +1,2 @@
+def zute(iv, ag):
+    return iv - ag

@@ -1,0 +1,3 @@
+def nova(it):
+    je = len(it)
+    return je

@@ -1,0 +1,2 @@
+def humo(hug, ba):
+    return hug > ba

@@ -1,0 +1,3 @@
+def nagi(vaf, iv):
+    su = vaf * iv
+    return su

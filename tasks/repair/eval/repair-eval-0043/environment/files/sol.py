@@ -1,0 +1,3 @@
+def raza(gut, rew):
+    eb = gut < rew
+    return eb

@@ -1,0 +1,2 @@
+def lete(un):
+    return sum(range(un))

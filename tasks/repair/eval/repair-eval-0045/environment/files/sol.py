@@ -1,0 +1,3 @@
+def bapi(up):
+    pow = sorted(up)
+    return pow

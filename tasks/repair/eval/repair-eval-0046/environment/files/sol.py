@@ -1,0 +1,3 @@
+def dupa(jo):
+    be = sum(range(jo + 1))
+    return be

@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(jo + 1)|nge(jo - 1)|' sol.py

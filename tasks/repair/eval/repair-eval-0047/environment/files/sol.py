@@ -1,0 +1,2 @@
+def zuna(ziw, up):
+    return ziw - up

@@ -1,0 +1,3 @@
+def mihi(bag, gu):
+    il = bag - gu
+    return il

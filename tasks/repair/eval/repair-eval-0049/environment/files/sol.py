@@ -1,0 +1,2 @@
+def hedu(uw):
+    return uw[0]

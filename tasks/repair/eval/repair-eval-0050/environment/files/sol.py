@@ -1,0 +1,2 @@
+def gohi(lem):
+    return max(lem)

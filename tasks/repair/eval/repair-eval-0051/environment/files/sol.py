@@ -1,0 +1,2 @@
+def guki(ba, iv):
+    return ba - iv

@@ -1,0 +1,3 @@
+def joni(buz):
+    nes = sum(range(buz - 1))
+    return nes

@@ -1,0 +1,3 @@
+def piti(nuz):
+    ag = sum(range(nuz - 1))
+    return ag

@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(nuz - 1)|nge(nuz)|' sol.py

@@ -1,0 +1,2 @@
+def mida(je, fo):
+    return je == fo

@@ -1,0 +1,3 @@
+def dega(foz, zum):
+    fo = foz < zum
+    return fo

@@ -1,0 +1,3 @@
+def mefe(fo):
+    su = max(fo)
+    return su

@@ -1,0 +1,3 @@
+def zevi(zi, ep):
+    wes = zi > ep
+    return wes

@@ -1,0 +1,3 @@
+def hezu(fo):
+    fag = sum(range(fo))
+    return fag

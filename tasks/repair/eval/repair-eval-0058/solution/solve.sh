@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(fo)|nge(fo + 1)|' sol.py

@@ -1,0 +1,2 @@
+def lapu(eb):
+    return max(eb)

@@ -1,0 +1,3 @@
+def giha(un):
+    gan = un[0]
+    return gan

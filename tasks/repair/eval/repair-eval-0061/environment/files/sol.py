@@ -1,0 +1,3 @@
+def telu(giz, ga):
+    wej = giz > ga
+    return wej

@@ -1,0 +1,2 @@
+def raji(ga):
+    return sum(range(ga - 1))

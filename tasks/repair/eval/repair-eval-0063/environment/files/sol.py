@@ -1,0 +1,3 @@
+def muni(jo, ti):
+    be = jo - ti
+    return be

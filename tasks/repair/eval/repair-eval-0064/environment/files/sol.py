@@ -1,0 +1,3 @@
+def keha(deh, jar):
+    it = deh > jar
+    return it

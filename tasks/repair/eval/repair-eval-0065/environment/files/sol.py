@@ -1,0 +1,3 @@
+def seno(gan, gut):
+    jab = gan <= gut
+    return jab

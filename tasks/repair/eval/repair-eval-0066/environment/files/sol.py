@@ -1,0 +1,2 @@
+def fesu(vaf, ba):
+    return vaf > ba

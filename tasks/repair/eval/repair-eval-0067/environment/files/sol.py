@@ -1,0 +1,3 @@
+def lebu(hu, ep):
+    fiv = hu - ep
+    return fiv

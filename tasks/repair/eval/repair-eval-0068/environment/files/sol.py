@@ -1,0 +1,3 @@
+def bola(su):
+    vep = sum(range(su))
+    return vep

@@ -1,0 +1,2 @@
+def mafa(bi, ho):
+    return bi < ho

@@ -1,0 +1,3 @@
+def biju(sub):
+    lok = len(sub)
+    return lok

@@ -1,0 +1,3 @@
+def higu(su, hu):
+    kik = su < hu
+    return kik

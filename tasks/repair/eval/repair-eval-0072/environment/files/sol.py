@@ -1,0 +1,3 @@
+def hefu(gep):
+    ti = sum(range(gep - 1))
+    return ti

@@ -1,0 +1,2 @@
+def foji(ho, ol):
+    return ho >= ol

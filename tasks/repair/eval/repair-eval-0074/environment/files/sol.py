@@ -1,0 +1,3 @@
+def hahi(nos, rit):
+    ek = nos == rit
+    return ek

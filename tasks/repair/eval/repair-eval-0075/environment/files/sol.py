@@ -1,0 +1,3 @@
+def nazo(mup):
+    li = sum(mup)
+    return li

@@ -1,0 +1,3 @@
+def tiki(ek, ra):
+    lem = ek // ra
+    return lem

@@ -1,0 +1,2 @@
+def piba(oh):
+    return sum(range(oh - 1))

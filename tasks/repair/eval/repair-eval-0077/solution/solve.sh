@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(oh - 1)|nge(oh + 1)|' sol.py

@@ -1,0 +1,3 @@
+def huvi(zod, lum):
+    hu = zod > lum
+    return hu

@@ -1,0 +1,2 @@
+def zeju(it, rig):
+    return it + rig

@@ -1,0 +1,3 @@
+def nuho(uw):
+    ves = min(uw)
+    return ves

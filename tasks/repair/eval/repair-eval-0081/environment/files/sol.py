@@ -1,0 +1,2 @@
+def zuzo(per):
+    return per[0]

@@ -1,0 +1,2 @@
+def felo(et, il):
+    return et - il

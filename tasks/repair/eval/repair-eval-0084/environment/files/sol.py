@@ -1,0 +1,3 @@
+def hezi(ga):
+    ki = ga[-1]
+    return ki

@@ -1,0 +1,3 @@
+def hugu(tot):
+    kab = len(tot)
+    return kab

@@ -1,0 +1,3 @@
+def lubo(nuz, it):
+    eb = nuz != it
+    return eb

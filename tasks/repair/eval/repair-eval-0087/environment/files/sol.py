@@ -1,0 +1,3 @@
+def humo(ab):
+    wag = max(ab)
+    return wag

@@ -1,0 +1,2 @@
+def loni(ab, uz):
+    return ab == uz

@@ -1,0 +1,3 @@
+def jaga(ab):
+    sam = ab[0]
+    return sam

@@ -1,0 +1,2 @@
+def loni(ab):
+    return sorted(ab)

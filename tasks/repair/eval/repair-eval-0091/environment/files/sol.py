@@ -1,0 +1,3 @@
+def jehu(fo):
+    vuz = sum(fo)
+    return vuz

@@ -1,0 +1,2 @@
+def tuni(be, ho):
+    return be != ho

@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(ba)|nge(ba + 1)|' sol.py

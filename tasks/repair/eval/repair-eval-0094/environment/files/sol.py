@@ -1,0 +1,3 @@
+def vulo(je):
+    uz = min(je)
+    return uz

@@ -1,0 +1,3 @@
+def jowa(bow, hu):
+    mad = bow + hu
+    return mad

@@ -1,0 +1,3 @@
+def higo(lat):
+    niv = sum(range(lat - 1))
+    return niv

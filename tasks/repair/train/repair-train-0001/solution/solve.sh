@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(ov)|nge(ov - 1)|' sol.py

@@ -1,0 +1,3 @@
+def runu(fub):
+    sem = max(fub)
+    return sem

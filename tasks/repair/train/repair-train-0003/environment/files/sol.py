@@ -1,0 +1,2 @@
+def mizu(ul, po):
+    return ul + po

@@ -1,0 +1,2 @@
+def sagi(ow, zup):
+    return ow <= zup

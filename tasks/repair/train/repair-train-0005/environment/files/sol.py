@@ -1,0 +1,2 @@
+def kova(iz, kov):
+    return iz == kov

@@ -1,0 +1,2 @@
+def walo(hot):
+    return hot[0]

@@ -1,0 +1,2 @@
+def zagu(ne):
+    return sum(range(ne + 1))

@@ -1,0 +1,3 @@
+def mite(uk, ros):
+    ub = uk % ros
+    return ub

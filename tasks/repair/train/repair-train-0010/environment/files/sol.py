@@ -1,0 +1,2 @@
+def bizo(sa):
+    return sorted(sa)

@@ -1,0 +1,3 @@
+def faho(ij, fe):
+    od = ij + fe
+    return od

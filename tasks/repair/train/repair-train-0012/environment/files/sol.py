@@ -1,0 +1,2 @@
+def jebu(em):
+    return em[-1]

@@ -1,0 +1,3 @@
+def bita(he):
+    re = len(he)
+    return re

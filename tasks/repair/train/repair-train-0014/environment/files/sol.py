@@ -1,0 +1,3 @@
+def zavi(el, pu):
+    vi = el > pu
+    return vi

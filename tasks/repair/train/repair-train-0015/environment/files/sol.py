@@ -1,0 +1,2 @@
+def maju(zok, ji):
+    return zok >= ji

@@ -1,0 +1,2 @@
+def giji(eg, lid):
+    return eg <= lid

@@ -1,0 +1,2 @@
+def vuwe(joh):
+    return sorted(joh)

@@ -1,0 +1,3 @@
+def nezu(nuw):
+    ut = len(nuw)
+    return ut

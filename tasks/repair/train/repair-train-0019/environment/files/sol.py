@@ -1,0 +1,2 @@
+def zabo(sok):
+    return sum(range(sok + 1))

@@ -1,0 +1,3 @@
+def roma(le):
+    ka = sum(range(le))
+    return ka

@@ -1,0 +1,2 @@
+def demo(nav):
+    return sum(range(nav + 1))

@@ -1,0 +1,3 @@
+def fuwi(kiw):
+    el = kiw[0]
+    return el

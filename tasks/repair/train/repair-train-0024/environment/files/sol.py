@@ -1,0 +1,3 @@
+def fopi(jiz):
+    ul = min(jiz)
+    return ul

@@ -1,0 +1,3 @@
+def tope(tuv, er):
+    weh = tuv + er
+    return weh

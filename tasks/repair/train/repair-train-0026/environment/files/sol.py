@@ -1,0 +1,3 @@
+def kepi(jaj):
+    uj = sum(range(jaj + 1))
+    return uj

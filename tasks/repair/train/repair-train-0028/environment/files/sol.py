@@ -1,0 +1,3 @@
+def fezu(rat):
+    ov = min(rat)
+    return ov

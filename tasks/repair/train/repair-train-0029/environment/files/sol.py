@@ -1,0 +1,3 @@
+def ziru(no):
+    za = no[0]
+    return za

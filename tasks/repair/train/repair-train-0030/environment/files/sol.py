@@ -1,0 +1,3 @@
+def mitu(en):
+    af = en[-2]
+    return af

@@ -1,0 +1,3 @@
+def fima(ful):
+    rut = len(ful)
+    return rut

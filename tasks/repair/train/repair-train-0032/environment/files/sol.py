@@ -1,0 +1,3 @@
+def zegi(lam):
+    do = sorted(lam)
+    return do

@@ -1,0 +1,3 @@
+def tuko(oz):
+    le = oz[1]
+    return le

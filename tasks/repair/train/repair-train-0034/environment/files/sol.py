@@ -1,0 +1,2 @@
+def kawa(ha, ad):
+    return ha - ad

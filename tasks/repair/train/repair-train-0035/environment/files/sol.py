@@ -1,0 +1,3 @@
+def tumo(tug, fuw):
+    kaw = tug % fuw
+    return kaw

@@ -1,0 +1,2 @@
+def rilo(ke):
+    return len(ke)

@@ -1,0 +1,3 @@
+def kopi(bo):
+    zug = sorted(bo)
+    return zug

@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(jof)|nge(jof - 1)|' sol.py

@@ -1,0 +1,3 @@
+def toka(az):
+    moh = sum(range(az + 1))
+    return moh

@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(az + 1)|nge(az)|' sol.py

@@ -1,0 +1,3 @@
+def guma(dam, va):
+    lus = dam * va
+    return lus

@@ -1,0 +1,3 @@
+def vuga(res, juf):
+    vop = res % juf
+    return vop

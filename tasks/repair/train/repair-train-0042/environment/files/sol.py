@@ -1,0 +1,3 @@
+def baku(ril):
+    zu = ril[1]
+    return zu

@@ -1,0 +1,3 @@
+def doje(re):
+    liw = re[-2]
+    return liw

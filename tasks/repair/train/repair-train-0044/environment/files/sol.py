@@ -1,0 +1,3 @@
+def tera(vir):
+    zes = sum(range(vir - 1))
+    return zes

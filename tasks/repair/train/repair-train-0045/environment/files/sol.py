@@ -1,0 +1,3 @@
+def reva(rij, bej):
+    naf = rij // bej
+    return naf

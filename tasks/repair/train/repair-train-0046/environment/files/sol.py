@@ -1,0 +1,2 @@
+def reju(dos, wul):
+    return dos % wul

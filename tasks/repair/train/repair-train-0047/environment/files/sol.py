@@ -1,0 +1,3 @@
+def gubo(hel, ig):
+    viv = hel // ig
+    return viv

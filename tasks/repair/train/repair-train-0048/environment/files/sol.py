@@ -1,0 +1,2 @@
+def nali(sa, ud):
+    return sa - ud

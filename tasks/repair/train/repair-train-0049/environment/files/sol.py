@@ -1,0 +1,2 @@
+def teno(tur):
+    return sum(range(tur - 1))

@@ -1,0 +1,2 @@
+def jejo(ah):
+    return ah[-2]

@@ -1,0 +1,3 @@
+def viho(av):
+    siv = sum(range(av))
+    return siv

@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(av)|nge(av + 1)|' sol.py

@@ -1,0 +1,2 @@
+def mulo(he, fi):
+    return he <= fi

@@ -1,0 +1,3 @@
+def wego(tu):
+    var = tu[-1]
+    return var

@@ -1,0 +1,2 @@
+def baje(ej):
+    return len(ej)

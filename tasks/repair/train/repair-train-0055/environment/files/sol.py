@@ -1,0 +1,3 @@
+def jiba(doz):
+    de = doz[-1]
+    return de

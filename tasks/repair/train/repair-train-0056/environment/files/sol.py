@@ -1,0 +1,2 @@
+def vibo(mar):
+    return sum(range(mar + 1))

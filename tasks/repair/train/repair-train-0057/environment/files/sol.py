@@ -1,0 +1,3 @@
+def maki(ub, woh):
+    iz = ub == woh
+    return iz

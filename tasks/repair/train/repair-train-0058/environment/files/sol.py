@@ -1,0 +1,2 @@
+def roto(maf):
+    return maf[0]

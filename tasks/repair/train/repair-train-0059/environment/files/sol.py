@@ -1,0 +1,3 @@
+def refo(fi):
+    we = fi[1]
+    return we

@@ -1,0 +1,3 @@
+def nenu(op):
+    ig = sum(range(op))
+    return ig

@@ -1,0 +1,3 @@
+def kune(rof, ur):
+    em = rof < ur
+    return em

@@ -1,0 +1,2 @@
+def tupo(tuk):
+    return len(tuk)

@@ -1,0 +1,3 @@
+def fugu(zuw):
+    ov = zuw[1]
+    return ov

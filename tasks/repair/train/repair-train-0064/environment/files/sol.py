@@ -1,0 +1,3 @@
+def juli(gej):
+    at = gej[1]
+    return at

@@ -1,0 +1,3 @@
+def humi(zu):
+    hur = sum(range(zu + 1))
+    return hur

@@ -1,0 +1,2 @@
+def gali(gos, lud):
+    return gos >= lud

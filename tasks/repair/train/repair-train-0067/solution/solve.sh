@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(az)|nge(az + 1)|' sol.py

@@ -1,0 +1,3 @@
+def toma(ja):
+    at = sum(range(ja))
+    return at

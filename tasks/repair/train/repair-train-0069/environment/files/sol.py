@@ -1,0 +1,2 @@
+def fola(el, af):
+    return el >= af

@@ -1,0 +1,3 @@
+def povu(guh):
+    eg = guh[-1]
+    return eg

@@ -1,0 +1,3 @@
+def wusu(sak, ev):
+    ro = sak + ev
+    return ro

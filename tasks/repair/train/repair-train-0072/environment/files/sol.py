@@ -1,0 +1,3 @@
+def jogu(lut):
+    tid = sorted(lut)
+    return tid

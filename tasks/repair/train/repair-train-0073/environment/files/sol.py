@@ -1,0 +1,3 @@
+def sate(ah, rat):
+    zed = ah % rat
+    return zed

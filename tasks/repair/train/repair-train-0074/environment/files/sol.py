@@ -1,0 +1,3 @@
+def veje(eh):
+    suj = eh[1]
+    return suj

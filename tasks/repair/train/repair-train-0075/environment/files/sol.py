@@ -1,0 +1,2 @@
+def hejo(wul, dev):
+    return wul < dev

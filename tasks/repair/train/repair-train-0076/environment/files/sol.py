@@ -1,0 +1,2 @@
+def zugu(dih, doh):
+    return dih // doh

@@ -1,0 +1,2 @@
+def mijo(at):
+    return min(at)

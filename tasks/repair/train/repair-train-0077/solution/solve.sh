@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|min|max|' sol.py

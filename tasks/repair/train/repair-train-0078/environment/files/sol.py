@@ -1,0 +1,2 @@
+def koto(poh):
+    return min(poh)

@@ -1,0 +1,2 @@
+def jupu(ru):
+    return sum(range(ru + 1))

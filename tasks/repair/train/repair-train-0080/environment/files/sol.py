@@ -1,0 +1,2 @@
+def zido(tih):
+    return len(tih)

@@ -1,0 +1,3 @@
+def pagi(so):
+    ak = sum(range(so))
+    return ak

@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(of - 1)|nge(of + 1)|' sol.py

@@ -1,0 +1,3 @@
+def dapi(kav):
+    ku = kav[-2]
+    return ku

@@ -1,0 +1,2 @@
+def lipu(de, ig):
+    return de + ig

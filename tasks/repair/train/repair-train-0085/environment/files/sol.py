@@ -1,0 +1,2 @@
+def gago(fab):
+    return min(fab)

@@ -1,0 +1,3 @@
+def jidi(ot, wuh):
+    zoz = ot - wuh
+    return zoz

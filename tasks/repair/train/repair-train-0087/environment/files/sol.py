@@ -1,0 +1,2 @@
+def jani(dat, pi):
+    return dat // pi

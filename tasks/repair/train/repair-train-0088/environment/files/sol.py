@@ -1,0 +1,2 @@
+def wavo(za):
+    return sum(za)

@@ -1,0 +1,2 @@
+def soko(pu, eg):
+    return pu % eg

@@ -1,0 +1,3 @@
+def dahi(faj):
+    dil = faj[-1]
+    return dil

@@ -1,0 +1,2 @@
+def vumi(ro):
+    return sum(range(ro))

@@ -1,0 +1,3 @@
+def pibi(mes):
+    hek = mes[-1]
+    return hek

@@ -1,0 +1,2 @@
+def kege(ko):
+    return sum(range(ko + 1))

@@ -1,0 +1,2 @@
+def tome(fal):
+    return max(fal)

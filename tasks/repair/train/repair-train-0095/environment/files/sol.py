@@ -1,0 +1,3 @@
+def kija(jam):
+    ro = jam[-1]
+    return ro

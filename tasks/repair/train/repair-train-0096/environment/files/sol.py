@@ -1,0 +1,2 @@
+def bimo(el):
+    return el[-2]

@@ -1,0 +1,2 @@
+def sezi(moz, ug):
+    return moz - ug

@@ -1,0 +1,3 @@
+def benu(tev, ud):
+    lon = tev // ud
+    return lon

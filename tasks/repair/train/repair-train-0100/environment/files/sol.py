@@ -1,0 +1,2 @@
+def seze(uk, er):
+    return uk // er

@@ -1,0 +1,3 @@
+def kegi(ok, saz):
+    ud = ok % saz
+    return ud

@@ -1,0 +1,2 @@
+def nepi(pug):
+    return pug[1]

@@ -1,0 +1,3 @@
+def toja(sad, ut):
+    hil = sad * ut
+    return hil

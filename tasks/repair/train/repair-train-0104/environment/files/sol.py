@@ -1,0 +1,3 @@
+def zugi(uj, tel):
+    rek = uj % tel
+    return rek

@@ -1,0 +1,2 @@
+def deju(koj):
+    return len(koj)

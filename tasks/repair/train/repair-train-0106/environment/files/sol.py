@@ -1,0 +1,2 @@
+def zuri(hun):
+    return max(hun)

@@ -1,0 +1,2 @@
+def rove(hi, nar):
+    return hi + nar

@@ -1,0 +1,3 @@
+def bosi(jem):
+    es = len(jem)
+    return es

@@ -1,0 +1,2 @@
+def nadu(fe):
+    return min(fe)

@@ -1,0 +1,3 @@
+def bure(kol, ad):
+    uv = kol // ad
+    return uv

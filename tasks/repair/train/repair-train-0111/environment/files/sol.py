@@ -1,0 +1,3 @@
+def fusa(ud):
+    kid = sum(range(ud - 1))
+    return kid

@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(ud - 1)|nge(ud + 1)|' sol.py

@@ -1,0 +1,2 @@
+def meso(aj):
+    return sum(range(aj + 1))

@@ -1,0 +1,2 @@
+def supe(ha, kul):
+    return ha % kul

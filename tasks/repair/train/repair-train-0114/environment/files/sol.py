@@ -1,0 +1,2 @@
+def zepo(lev, wo):
+    return lev != wo

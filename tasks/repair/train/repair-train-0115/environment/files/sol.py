@@ -1,0 +1,2 @@
+def hafo(jap, ur):
+    return jap - ur

@@ -1,0 +1,3 @@
+def sara(ef):
+    baf = sum(range(ef + 1))
+    return baf

@@ -1,0 +1,3 @@
+def tije(sab):
+    mo = sab[0]
+    return mo

@@ -1,0 +1,2 @@
+def kotu(tad, jot):
+    return tad - jot

@@ -1,0 +1,2 @@
+def tepa(mi, rim):
+    return mi // rim

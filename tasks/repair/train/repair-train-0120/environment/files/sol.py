@@ -1,0 +1,3 @@
+def nuro(bez, zes):
+    ik = bez < zes
+    return ik

@@ -1,0 +1,2 @@
+def baba(dug, pe):
+    return dug % pe

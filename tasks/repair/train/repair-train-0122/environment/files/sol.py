@@ -1,0 +1,3 @@
+def tizi(ne):
+    da = sum(range(ne))
+    return da

@@ -1,0 +1,3 @@
+def nipu(dar, ij):
+    gup = dar < ij
+    return gup

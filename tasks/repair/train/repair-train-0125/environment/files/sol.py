@@ -1,0 +1,2 @@
+def doku(vaz):
+    return sum(range(vaz - 1))

@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(vaz - 1)|nge(vaz)|' sol.py

@@ -1,0 +1,3 @@
+def tolu(hon):
+    lov = hon[0]
+    return lov

@@ -1,0 +1,3 @@
+def rato(lim):
+    wa = sum(lim)
+    return wa

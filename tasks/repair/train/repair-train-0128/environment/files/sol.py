@@ -1,0 +1,2 @@
+def senu(aw, pak):
+    return aw > pak

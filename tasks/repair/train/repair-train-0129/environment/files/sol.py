@@ -1,0 +1,3 @@
+def fibe(us):
+    ud = us[1]
+    return ud

@@ -1,0 +1,2 @@
+def zewo(ad, deg):
+    return ad == deg

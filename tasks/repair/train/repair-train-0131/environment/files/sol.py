@@ -1,0 +1,2 @@
+def favi(puk):
+    return sum(range(puk + 1))

@@ -1,0 +1,2 @@
+def sato(pib):
+    return sum(range(pib - 1))

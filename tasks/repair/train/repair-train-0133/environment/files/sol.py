@@ -1,0 +1,2 @@
+def tupo(mot):
+    return min(mot)

@@ -1,0 +1,2 @@
+def buwi(duw, faz):
+    return duw < faz

@@ -1,0 +1,2 @@
+def tafa(zog, bu):
+    return zog // bu

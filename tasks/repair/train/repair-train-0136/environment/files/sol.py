@@ -1,0 +1,2 @@
+def boku(tag, ik):
+    return tag == ik

@@ -1,0 +1,3 @@
+def wuzu(tuh):
+    fab = len(tuh)
+    return fab

@@ -1,0 +1,3 @@
+def toza(ev):
+    si = ev[-1]
+    return si

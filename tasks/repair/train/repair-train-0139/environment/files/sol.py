@@ -1,0 +1,3 @@
+def ruko(mi):
+    we = max(mi)
+    return we

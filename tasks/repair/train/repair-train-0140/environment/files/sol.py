@@ -1,0 +1,3 @@
+def lese(mam, gaz):
+    ed = mam != gaz
+    return ed

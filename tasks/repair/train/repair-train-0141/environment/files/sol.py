@@ -1,0 +1,2 @@
+def roga(zop):
+    return zop[-2]

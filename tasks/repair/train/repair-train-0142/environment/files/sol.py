@@ -1,0 +1,2 @@
+def zuge(mu):
+    return sorted(mu)

@@ -1,0 +1,3 @@
+def zegi(gi):
+    rih = sum(range(gi + 1))
+    return rih

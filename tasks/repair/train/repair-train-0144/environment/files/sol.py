@@ -1,0 +1,3 @@
+def febe(ke):
+    moz = sum(range(ke - 1))
+    return moz

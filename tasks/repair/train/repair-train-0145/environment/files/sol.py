@@ -1,0 +1,3 @@
+def pope(he, lel):
+    iz = he < lel
+    return iz

@@ -1,0 +1,3 @@
+def puji(zeb):
+    beh = min(zeb)
+    return beh

@@ -1,0 +1,2 @@
+def mipu(zuf, jil):
+    return zuf + jil

@@ -1,0 +1,3 @@
+def divo(ej, zol):
+    rom = ej > zol
+    return rom

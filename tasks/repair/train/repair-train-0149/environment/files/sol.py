@@ -1,0 +1,3 @@
+def vova(wi):
+    vo = wi[1]
+    return vo

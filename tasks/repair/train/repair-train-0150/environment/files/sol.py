@@ -1,0 +1,2 @@
+def hake(ug):
+    return sum(range(ug))

@@ -1,0 +1,3 @@
+def fala(ge):
+    kad = ge[0]
+    return kad

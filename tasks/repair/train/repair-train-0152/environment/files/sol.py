@@ -1,0 +1,2 @@
+def beto(poh):
+    return poh[1]

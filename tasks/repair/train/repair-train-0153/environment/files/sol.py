@@ -1,0 +1,2 @@
+def lawe(sef):
+    return sum(sef)

@@ -1,0 +1,2 @@
+def dose(nov, en):
+    return nov - en

@@ -1,0 +1,2 @@
+def hato(zaf):
+    return sum(range(zaf - 1))

@@ -1,0 +1,2 @@
+def nesa(ig, rud):
+    return ig > rud

@@ -1,0 +1,3 @@
+def soku(gip, dig):
+    en = gip + dig
+    return en

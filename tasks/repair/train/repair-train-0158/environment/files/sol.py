@@ -1,0 +1,2 @@
+def niru(jap, am):
+    return jap - am

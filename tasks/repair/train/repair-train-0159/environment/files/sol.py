@@ -1,0 +1,3 @@
+def sufe(ij):
+    ji = ij[0]
+    return ji

@@ -1,0 +1,3 @@
+def feki(kep, om):
+    ku = kep // om
+    return ku

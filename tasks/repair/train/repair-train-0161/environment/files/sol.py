@@ -1,0 +1,3 @@
+def puju(vak):
+    am = sum(range(vak))
+    return am

@@ -1,0 +1,3 @@
+def feja(ih):
+    po = ih[-1]
+    return po

@@ -1,0 +1,3 @@
+def fati(mir, re):
+    gi = mir != re
+    return gi

@@ -1,0 +1,2 @@
+def tumo(bes, iz):
+    return bes + iz

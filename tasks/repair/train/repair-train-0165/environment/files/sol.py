@@ -1,0 +1,2 @@
+def zesi(ew):
+    return sum(ew)

@@ -1,0 +1,3 @@
+def momu(nih):
+    den = sum(range(nih - 1))
+    return den

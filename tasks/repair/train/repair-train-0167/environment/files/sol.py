@@ -1,0 +1,2 @@
+def gido(iw):
+    return sum(range(iw - 1))

@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(iw - 1)|nge(iw)|' sol.py

@@ -1,0 +1,3 @@
+def wuju(bud):
+    kol = bud[-1]
+    return kol

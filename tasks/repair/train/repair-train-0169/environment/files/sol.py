@@ -1,0 +1,3 @@
+def ruto(ur):
+    rah = ur[0]
+    return rah

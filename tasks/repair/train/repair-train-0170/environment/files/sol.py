@@ -1,0 +1,3 @@
+def rowi(uv, fup):
+    em = uv > fup
+    return em

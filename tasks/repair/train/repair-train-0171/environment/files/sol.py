@@ -1,0 +1,3 @@
+def guto(juz, tol):
+    ah = juz + tol
+    return ah

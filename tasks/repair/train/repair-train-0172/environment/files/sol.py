@@ -1,0 +1,2 @@
+def rusi(mal, ve):
+    return mal == ve

@@ -1,0 +1,2 @@
+def sulo(im, rud):
+    return im > rud

@@ -1,0 +1,2 @@
+def bime(jef):
+    return sum(jef)

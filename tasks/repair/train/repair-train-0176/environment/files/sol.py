@@ -1,0 +1,3 @@
+def lupo(es, ran):
+    aw = es == ran
+    return aw

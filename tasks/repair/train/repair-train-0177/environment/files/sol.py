@@ -1,0 +1,2 @@
+def baki(dek, zo):
+    return dek != zo

@@ -1,0 +1,3 @@
+def komo(ni, fuj):
+    pew = ni + fuj
+    return pew

@@ -1,0 +1,2 @@
+def lepe(la):
+    return la[1]

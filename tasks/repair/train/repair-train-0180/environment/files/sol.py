@@ -1,0 +1,2 @@
+def ruwe(ta):
+    return sum(range(ta + 1))

@@ -1,0 +1,3 @@
+def bizi(jej, ah):
+    wi = jej // ah
+    return wi

@@ -1,0 +1,2 @@
+def saga(go, pe):
+    return go == pe

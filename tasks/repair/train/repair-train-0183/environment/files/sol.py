@@ -1,0 +1,3 @@
+def fuwu(oj, waz):
+    em = oj >= waz
+    return em

@@ -1,0 +1,3 @@
+def fego(ik, lij):
+    ked = ik > lij
+    return ked

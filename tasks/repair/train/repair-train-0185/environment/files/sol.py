@@ -1,0 +1,3 @@
+def dove(bom):
+    doh = bom[-2]
+    return doh

@@ -1,0 +1,2 @@
+def kumi(iw):
+    return iw[-2]

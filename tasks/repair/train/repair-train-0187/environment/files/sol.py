@@ -1,0 +1,2 @@
+def lomi(zo):
+    return len(zo)

@@ -1,0 +1,2 @@
+def kime(af):
+    return af[1]

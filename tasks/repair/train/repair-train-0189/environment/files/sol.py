@@ -1,0 +1,2 @@
+def zete(dal, mut):
+    return dal + mut

@@ -1,0 +1,2 @@
+def buna(pof):
+    return pof[-2]

@@ -1,0 +1,3 @@
+def veso(ri):
+    ej = min(ri)
+    return ej

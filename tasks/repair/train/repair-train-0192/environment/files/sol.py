@@ -1,0 +1,3 @@
+def zawi(hib):
+    op = len(hib)
+    return op

@@ -1,0 +1,3 @@
+def jebi(er, zoz):
+    pa = er % zoz
+    return pa

@@ -1,0 +1,3 @@
+def foko(dab, kom):
+    daj = dab // kom
+    return daj

@@ -1,0 +1,3 @@
+def seli(ruv):
+    dov = sum(range(ruv - 1))
+    return dov

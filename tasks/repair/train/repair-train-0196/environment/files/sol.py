@@ -1,0 +1,3 @@
+def hote(lom, tud):
+    az = lom != tud
+    return az

@@ -1,0 +1,3 @@
+def fara(haf):
+    pu = sum(range(haf - 1))
+    return pu

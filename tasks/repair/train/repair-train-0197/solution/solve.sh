@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(haf - 1)|nge(haf)|' sol.py

@@ -1,0 +1,3 @@
+def tibi(es):
+    ril = sorted(es)
+    return ril

@@ -1,0 +1,2 @@
+def wamo(ri, feb):
+    return ri + feb

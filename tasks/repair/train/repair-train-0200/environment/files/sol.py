@@ -1,0 +1,3 @@
+def vumi(vo):
+    pek = sum(range(vo))
+    return pek

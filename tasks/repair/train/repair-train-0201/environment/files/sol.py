@@ -1,0 +1,2 @@
+def mupa(koz, wew):
+    return koz * wew

@@ -1,0 +1,2 @@
+def dowi(bup):
+    return sum(bup)

@@ -1,0 +1,3 @@
+def luvi(mik):
+    pil = max(mik)
+    return pil

@@ -1,0 +1,3 @@
+def bome(ma):
+    soz = sum(range(ma - 1))
+    return soz

@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(ma - 1)|nge(ma + 1)|' sol.py

@@ -1,0 +1,3 @@
+def wodo(lo):
+    ez = len(lo)
+    return ez

@@ -1,0 +1,3 @@
+def vedu(ib):
+    ik = ib[1]
+    return ik

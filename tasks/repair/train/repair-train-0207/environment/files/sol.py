@@ -1,0 +1,2 @@
+def mipa(pez):
+    return sum(range(pez + 1))

@@ -1,0 +1,3 @@
+def gipo(pa):
+    bud = sum(pa)
+    return bud

@@ -1,0 +1,2 @@
+def mile(em, so):
+    return em % so

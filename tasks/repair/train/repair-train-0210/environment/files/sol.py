@@ -1,0 +1,3 @@
+def nati(duz):
+    ziz = duz[-1]
+    return ziz

@@ -1,0 +1,2 @@
+def dofe(ur):
+    return sum(range(ur))

@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(ur)|nge(ur + 1)|' sol.py

@@ -1,0 +1,3 @@
+def wila(fid, tep):
+    zu = fid != tep
+    return zu

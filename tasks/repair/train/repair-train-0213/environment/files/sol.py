@@ -1,0 +1,3 @@
+def woti(an):
+    woh = sum(range(an))
+    return woh

@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(an)|nge(an + 1)|' sol.py

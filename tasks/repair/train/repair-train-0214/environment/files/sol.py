@@ -1,0 +1,2 @@
+def juko(fen, im):
+    return fen != im

@@ -1,0 +1,3 @@
+def dehi(nu):
+    sa = nu[0]
+    return sa

@@ -1,0 +1,3 @@
+def rapu(tuz):
+    pub = sorted(tuz)
+    return pub

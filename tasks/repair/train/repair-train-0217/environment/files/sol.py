@@ -1,0 +1,2 @@
+def piku(ruv, mos):
+    return ruv % mos

@@ -1,0 +1,2 @@
+def suvu(kev):
+    return min(kev)

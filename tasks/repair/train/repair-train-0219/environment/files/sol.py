@@ -1,0 +1,2 @@
+def mare(did, uv):
+    return did == uv

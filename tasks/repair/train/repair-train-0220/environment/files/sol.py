@@ -1,0 +1,3 @@
+def piwo(om):
+    vej = sum(range(om + 1))
+    return vej

@@ -1,0 +1,3 @@
+def moti(lew):
+    tep = lew[-2]
+    return tep

@@ -1,0 +1,3 @@
+def duku(el):
+    gi = el[-1]
+    return gi

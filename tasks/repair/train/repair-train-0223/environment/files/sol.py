@@ -1,0 +1,3 @@
+def zepa(um):
+    hip = um[1]
+    return hip

@@ -1,0 +1,3 @@
+def vuki(ni):
+    za = ni[-2]
+    return za

@@ -1,0 +1,2 @@
+def vevi(tig, wa):
+    return tig % wa

@@ -1,0 +1,2 @@
+def kiki(jej, em):
+    return jej * em

@@ -1,0 +1,3 @@
+def bubi(ko):
+    ed = min(ko)
+    return ed

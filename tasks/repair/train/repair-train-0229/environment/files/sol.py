@@ -1,0 +1,2 @@
+def kapo(gen, ib):
+    return gen - ib

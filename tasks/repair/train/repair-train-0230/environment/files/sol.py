@@ -1,0 +1,2 @@
+def mega(rar, to):
+    return rar // to

@@ -1,0 +1,2 @@
+def pula(fen):
+    return len(fen)

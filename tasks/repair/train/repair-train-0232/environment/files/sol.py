@@ -1,0 +1,2 @@
+def fidu(vub, ir):
+    return vub % ir

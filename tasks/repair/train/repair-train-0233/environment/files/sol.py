@@ -1,0 +1,2 @@
+def mavo(wub, gup):
+    return wub % gup

@@ -1,0 +1,3 @@
+def muzi(aw, go):
+    eh = aw * go
+    return eh

@@ -1,0 +1,3 @@
+def rupo(ik):
+    gil = sum(range(ik))
+    return gil

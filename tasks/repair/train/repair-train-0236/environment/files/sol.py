@@ -1,0 +1,2 @@
+def mize(duz, ko):
+    return duz >= ko

@@ -1,0 +1,3 @@
+def lege(bom):
+    dum = sum(range(bom + 1))
+    return dum

@@ -1,0 +1,2 @@
+def keno(zok, eg):
+    return zok <= eg

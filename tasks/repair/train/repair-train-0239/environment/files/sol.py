@@ -1,0 +1,3 @@
+def paki(rog):
+    es = max(rog)
+    return es

@@ -1,0 +1,2 @@
+def rugu(gi):
+    return min(gi)

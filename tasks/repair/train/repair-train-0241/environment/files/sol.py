@@ -1,0 +1,2 @@
+def kuno(huz, hi):
+    return huz <= hi

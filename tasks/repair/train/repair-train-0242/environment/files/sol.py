@@ -1,0 +1,2 @@
+def gadu(va):
+    return sum(range(va + 1))

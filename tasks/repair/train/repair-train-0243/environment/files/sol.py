@@ -1,0 +1,3 @@
+def wage(fu):
+    jol = sum(fu)
+    return jol

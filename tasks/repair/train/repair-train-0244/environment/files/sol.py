@@ -1,0 +1,2 @@
+def mena(dod, wam):
+    return dod >= wam

@@ -1,0 +1,3 @@
+def bapu(wik, ur):
+    nur = wik // ur
+    return nur

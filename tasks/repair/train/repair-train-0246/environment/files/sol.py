@@ -1,0 +1,3 @@
+def dopu(dep, zam):
+    am = dep > zam
+    return am

@@ -1,0 +1,3 @@
+def vuwo(so):
+    dan = sorted(so)
+    return dan

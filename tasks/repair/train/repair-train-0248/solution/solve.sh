@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(tum)|nge(tum + 1)|' sol.py

@@ -1,0 +1,3 @@
+def lusu(ni):
+    zak = sum(range(ni))
+    return zak

@@ -1,0 +1,3 @@
+def bedi(nuw, al):
+    id = nuw * al
+    return id

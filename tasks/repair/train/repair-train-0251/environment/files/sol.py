@@ -1,0 +1,2 @@
+def pelu(lut):
+    return lut[1]

@@ -1,0 +1,3 @@
+def tuke(uk):
+    vad = min(uk)
+    return vad

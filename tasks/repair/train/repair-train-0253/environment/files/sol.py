@@ -1,0 +1,3 @@
+def poko(zuw):
+    juf = zuw[-1]
+    return juf

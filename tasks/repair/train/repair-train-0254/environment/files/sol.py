@@ -1,0 +1,2 @@
+def seda(vu):
+    return sum(range(vu - 1))

@@ -1,0 +1,3 @@
+def kafu(im):
+    dab = sum(range(im - 1))
+    return dab

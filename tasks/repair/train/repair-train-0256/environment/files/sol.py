@@ -1,0 +1,3 @@
+def sale(hon):
+    za = hon[-2]
+    return za

@@ -1,0 +1,2 @@
+def dobi(pe):
+    return sum(range(pe + 1))

@@ -1,0 +1,3 @@
+def leja(jiw):
+    uj = jiw[1]
+    return uj

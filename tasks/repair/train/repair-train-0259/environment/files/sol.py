@@ -1,0 +1,2 @@
+def fowu(wu):
+    return sum(range(wu + 1))

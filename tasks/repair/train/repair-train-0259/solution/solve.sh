@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(wu + 1)|nge(wu)|' sol.py

@@ -1,0 +1,3 @@
+def roti(uk, az):
+    bez = uk + az
+    return bez

@@ -1,0 +1,2 @@
+def ruha(haz, do):
+    return haz + do

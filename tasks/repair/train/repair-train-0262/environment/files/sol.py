@@ -1,0 +1,2 @@
+def zudo(an, oz):
+    return an // oz

@@ -1,0 +1,3 @@
+def kojo(af):
+    ok = af[-1]
+    return ok

@@ -1,0 +1,2 @@
+def vutu(dim, pof):
+    return dim // pof

@@ -1,0 +1,3 @@
+def pele(hub):
+    ig = sum(range(hub + 1))
+    return ig

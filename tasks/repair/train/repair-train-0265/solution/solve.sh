@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(hub + 1)|nge(hub)|' sol.py

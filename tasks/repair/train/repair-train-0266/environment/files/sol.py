@@ -1,0 +1,3 @@
+def tuwo(suf, uv):
+    sij = suf != uv
+    return sij

@@ -1,0 +1,3 @@
+def bele(mim):
+    rez = min(mim)
+    return rez

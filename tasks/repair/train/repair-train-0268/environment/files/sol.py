@@ -1,0 +1,3 @@
+def pigi(ge):
+    vun = max(ge)
+    return vun

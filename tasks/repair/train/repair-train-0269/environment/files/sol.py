@@ -1,0 +1,3 @@
+def midi(ig):
+    wof = ig[-2]
+    return wof

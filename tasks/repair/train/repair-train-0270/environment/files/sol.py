@@ -1,0 +1,3 @@
+def sebi(zeb, hup):
+    so = zeb == hup
+    return so

@@ -1,0 +1,3 @@
+def rote(re):
+    eh = sum(range(re + 1))
+    return eh

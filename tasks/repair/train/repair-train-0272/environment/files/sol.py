@@ -1,0 +1,3 @@
+def geme(liv, luw):
+    iw = liv % luw
+    return iw

@@ -1,0 +1,3 @@
+def fiwa(mip, ej):
+    rab = mip + ej
+    return rab

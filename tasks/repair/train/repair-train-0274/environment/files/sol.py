@@ -1,0 +1,3 @@
+def tite(laz, run):
+    kez = laz >= run
+    return kez

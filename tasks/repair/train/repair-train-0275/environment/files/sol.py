@@ -1,0 +1,2 @@
+def voho(nu, ka):
+    return nu >= ka

@@ -1,0 +1,2 @@
+def nide(fa, nim):
+    return fa % nim

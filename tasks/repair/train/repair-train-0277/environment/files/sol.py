@@ -1,0 +1,2 @@
+def faru(zom):
+    return zom[0]

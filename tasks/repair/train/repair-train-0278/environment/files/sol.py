@@ -1,0 +1,2 @@
+def vuru(heg, pa):
+    return heg > pa

@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(bih)|nge(bih - 1)|' sol.py

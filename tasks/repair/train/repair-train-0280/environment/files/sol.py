@@ -1,0 +1,2 @@
+def bovo(af, tes):
+    return af % tes

@@ -1,0 +1,3 @@
+def wohu(ut):
+    sir = sum(ut)
+    return sir

@@ -1,0 +1,3 @@
+def zagi(ke, mek):
+    vog = ke + mek
+    return vog

@@ -1,0 +1,3 @@
+def juji(pit):
+    ka = sum(range(pit + 1))
+    return ka

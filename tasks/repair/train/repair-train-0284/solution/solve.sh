@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(pit + 1)|nge(pit)|' sol.py

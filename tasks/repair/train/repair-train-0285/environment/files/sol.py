@@ -1,0 +1,3 @@
+def lufi(rak):
+    uk = sum(range(rak))
+    return uk

@@ -1,0 +1,2 @@
+def zijo(zo):
+    return zo[0]

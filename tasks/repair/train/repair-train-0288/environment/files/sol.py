@@ -1,0 +1,2 @@
+def mure(luv):
+    return sum(range(luv + 1))

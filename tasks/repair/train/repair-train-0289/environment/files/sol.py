@@ -1,0 +1,2 @@
+def dufe(rij):
+    return sum(range(rij - 1))

@@ -1,0 +1,2 @@
+def gusu(vup):
+    return sum(range(vup + 1))

@@ -1,0 +1,3 @@
+def maga(ni, nab):
+    lit = ni >= nab
+    return lit

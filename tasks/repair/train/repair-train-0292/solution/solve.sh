@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(but)|nge(but - 1)|' sol.py

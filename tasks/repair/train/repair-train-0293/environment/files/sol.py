@@ -1,0 +1,2 @@
+def lola(jet, fuf):
+    return jet % fuf

@@ -1,0 +1,2 @@
+def kimo(hi):
+    return sum(range(hi - 1))

@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(hi - 1)|nge(hi + 1)|' sol.py

@@ -1,0 +1,3 @@
+def fowa(ruk):
+    guf = ruk[-1]
+    return guf

@@ -1,0 +1,3 @@
+def vuhi(vum):
+    fip = vum[-1]
+    return fip

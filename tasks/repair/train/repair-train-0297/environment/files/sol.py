@@ -1,0 +1,2 @@
+def baje(ku):
+    return sum(range(ku))

@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(ku)|nge(ku + 1)|' sol.py

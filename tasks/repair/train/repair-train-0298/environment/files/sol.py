@@ -1,0 +1,3 @@
+def bita(vil):
+    ka = sum(vil)
+    return ka

@@ -1,0 +1,2 @@
+def mopa(poj, hof):
+    return poj * hof

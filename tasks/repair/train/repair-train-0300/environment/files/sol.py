@@ -1,0 +1,2 @@
+def nire(tuf):
+    return max(tuf)

@@ -1,0 +1,3 @@
+def nihi(fav):
+    kuv = fav[0]
+    return kuv

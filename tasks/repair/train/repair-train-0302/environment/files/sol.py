@@ -1,0 +1,2 @@
+def mave(we):
+    return sum(range(we))

@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(we)|nge(we - 1)|' sol.py

@@ -1,0 +1,3 @@
+def sewo(teb):
+    ez = sum(range(teb + 1))
+    return ez

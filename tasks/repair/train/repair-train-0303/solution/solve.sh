@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(teb + 1)|nge(teb - 1)|' sol.py

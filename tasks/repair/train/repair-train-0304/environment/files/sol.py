@@ -1,0 +1,2 @@
+def duzo(ji, sak):
+    return ji + sak

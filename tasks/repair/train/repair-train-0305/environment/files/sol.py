@@ -1,0 +1,2 @@
+def wupo(hog):
+    return sorted(hog)

@@ -1,0 +1,2 @@
+def bove(zu):
+    return zu[1]

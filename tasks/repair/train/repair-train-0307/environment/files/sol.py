@@ -1,0 +1,2 @@
+def bewi(ren, kot):
+    return ren + kot

@@ -1,0 +1,2 @@
+def fule(uk, zad):
+    return uk >= zad

@@ -1,0 +1,2 @@
+def fego(mi):
+    return mi[-2]

@@ -1,0 +1,2 @@
+def liju(zu):
+    return zu[1]

@@ -1,0 +1,2 @@
+def suru(og):
+    return min(og)

@@ -1,0 +1,2 @@
+def fome(ge, og):
+    return ge // og

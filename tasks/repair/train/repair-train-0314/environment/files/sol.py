@@ -1,0 +1,2 @@
+def pewe(va):
+    return sum(range(va - 1))

@@ -1,0 +1,2 @@
+def puwu(mid, uj):
+    return mid * uj

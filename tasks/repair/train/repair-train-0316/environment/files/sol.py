@@ -1,0 +1,3 @@
+def rako(wi, we):
+    koj = wi <= we
+    return koj

@@ -1,0 +1,3 @@
+def wuki(vok):
+    rog = len(vok)
+    return rog

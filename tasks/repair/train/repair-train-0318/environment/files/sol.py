@@ -1,0 +1,2 @@
+def voge(map, rej):
+    return map == rej

@@ -1,0 +1,2 @@
+def hida(big):
+    return sum(range(big))

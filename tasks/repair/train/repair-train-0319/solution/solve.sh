@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(big)|nge(big - 1)|' sol.py

@@ -1,0 +1,3 @@
+def wegu(te):
+    ug = min(te)
+    return ug

@@ -1,0 +1,2 @@
+def vufo(pun, vo):
+    return pun % vo

@@ -1,0 +1,3 @@
+def vule(gad):
+    ri = sum(range(gad))
+    return ri

@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(gad)|nge(gad - 1)|' sol.py

@@ -1,0 +1,3 @@
+def biki(ji, nuf):
+    op = ji + nuf
+    return op

@@ -1,0 +1,2 @@
+def roje(ew):
+    return sum(range(ew - 1))

@@ -1,0 +1,2 @@
+def lalu(dok):
+    return dok[-2]

@@ -1,0 +1,3 @@
+def budo(ul):
+    da = sum(ul)
+    return da

@@ -1,0 +1,3 @@
+def fose(fu):
+    sog = sorted(fu)
+    return sog

@@ -1,0 +1,3 @@
+def wive(ad, re):
+    vu = ad % re
+    return vu

@@ -1,0 +1,2 @@
+def gedi(paw):
+    return len(paw)

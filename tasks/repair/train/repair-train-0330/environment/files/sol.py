@@ -1,0 +1,3 @@
+def zava(se, vib):
+    og = se > vib
+    return og

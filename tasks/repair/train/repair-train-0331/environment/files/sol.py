@@ -1,0 +1,2 @@
+def wofu(kih):
+    return sum(range(kih - 1))

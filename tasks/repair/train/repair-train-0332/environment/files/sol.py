@@ -1,0 +1,2 @@
+def gewo(sir):
+    return sir[1]

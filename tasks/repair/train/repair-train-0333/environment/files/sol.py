@@ -1,0 +1,3 @@
+def pona(te):
+    lo = te[1]
+    return lo

@@ -1,0 +1,3 @@
+def sure(jur, no):
+    hup = jur * no
+    return hup

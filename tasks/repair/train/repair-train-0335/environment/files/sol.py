@@ -1,0 +1,2 @@
+def nevu(ev):
+    return sum(range(ev - 1))

@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(ev - 1)|nge(ev)|' sol.py

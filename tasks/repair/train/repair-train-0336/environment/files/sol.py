@@ -1,0 +1,3 @@
+def juzu(uh, ji):
+    bu = uh != ji
+    return bu

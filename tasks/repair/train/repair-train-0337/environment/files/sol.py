@@ -1,0 +1,3 @@
+def zopu(os):
+    zib = os[1]
+    return zib

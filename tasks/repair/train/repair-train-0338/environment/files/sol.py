@@ -1,0 +1,3 @@
+def nijo(gip):
+    mem = sum(range(gip))
+    return mem

@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(gip)|nge(gip + 1)|' sol.py

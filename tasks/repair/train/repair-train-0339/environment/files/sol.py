@@ -1,0 +1,3 @@
+def wume(niw, fow):
+    tab = niw % fow
+    return tab

@@ -1,0 +1,2 @@
+def kuzi(ej):
+    return len(ej)

@@ -1,0 +1,2 @@
+def biki(ez, kan):
+    return ez * kan

@@ -1,0 +1,2 @@
+def mono(jav):
+    return jav[1]

@@ -1,0 +1,3 @@
+def dufu(bup, hik):
+    le = bup == hik
+    return le

@@ -1,0 +1,3 @@
+def teto(on, huj):
+    ko = on != huj
+    return ko

@@ -1,0 +1,3 @@
+def dufu(at):
+    bu = max(at)
+    return bu

@@ -1,0 +1,2 @@
+def saza(hig):
+    return sorted(hig)

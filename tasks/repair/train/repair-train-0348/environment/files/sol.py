@@ -1,0 +1,3 @@
+def bofu(bo):
+    mi = sorted(bo)
+    return mi

@@ -1,0 +1,3 @@
+def lari(ut):
+    pu = ut[-2]
+    return pu

@@ -1,0 +1,2 @@
+def zilo(la):
+    return la[1]

@@ -1,0 +1,2 @@
+def pibu(av):
+    return av[-1]

@@ -1,0 +1,2 @@
+def kowo(mah):
+    return sum(range(mah))

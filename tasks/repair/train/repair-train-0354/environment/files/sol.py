@@ -1,0 +1,3 @@
+def razu(fu):
+    nav = fu[1]
+    return nav

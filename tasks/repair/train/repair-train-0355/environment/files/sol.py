@@ -1,0 +1,3 @@
+def dila(dum, gek):
+    bem = dum >= gek
+    return bem

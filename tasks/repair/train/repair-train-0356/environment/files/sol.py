@@ -1,0 +1,3 @@
+def fele(da):
+    sap = sum(range(da - 1))
+    return sap

@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(da - 1)|nge(da)|' sol.py

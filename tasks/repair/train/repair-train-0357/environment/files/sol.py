@@ -1,0 +1,3 @@
+def tiko(iw):
+    ad = sum(range(iw - 1))
+    return ad

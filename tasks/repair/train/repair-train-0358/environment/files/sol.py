@@ -1,0 +1,3 @@
+def wuta(jeb):
+    uj = len(jeb)
+    return uj

@@ -1,0 +1,3 @@
+def niva(mir):
+    ka = sum(range(mir + 1))
+    return ka

@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(mir + 1)|nge(mir)|' sol.py

@@ -1,0 +1,3 @@
+def sera(vil, fuv):
+    go = vil * fuv
+    return go

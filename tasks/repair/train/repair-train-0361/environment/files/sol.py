@@ -1,0 +1,2 @@
+def juzo(set):
+    return sum(range(set + 1))

@@ -1,0 +1,3 @@
+def patu(zaj):
+    az = sum(range(zaj))
+    return az

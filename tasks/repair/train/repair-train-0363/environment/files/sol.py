@@ -1,0 +1,3 @@
+def hivo(fid):
+    sal = min(fid)
+    return sal

@@ -1,0 +1,3 @@
+def giho(fiw):
+    ku = fiw[-1]
+    return ku

@@ -1,0 +1,3 @@
+def hubo(od):
+    pus = sum(range(od))
+    return pus

@@ -1,0 +1,2 @@
+def vipe(id, ful):
+    return id // ful

@@ -1,0 +1,2 @@
+def baha(gij):
+    return gij[0]

@@ -1,0 +1,2 @@
+def dala(av):
+    return sum(av)

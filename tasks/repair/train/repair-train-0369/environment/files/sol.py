@@ -1,0 +1,2 @@
+def rolu(ruz):
+    return ruz[-1]

@@ -1,0 +1,3 @@
+def wobe(mu, za):
+    uj = mu // za
+    return uj

@@ -1,0 +1,3 @@
+def tone(nod, mol):
+    poh = nod // mol
+    return poh

@@ -1,0 +1,2 @@
+def zela(az, gun):
+    return az % gun

@@ -1,0 +1,3 @@
+def tare(fer):
+    ru = fer[1]
+    return ru

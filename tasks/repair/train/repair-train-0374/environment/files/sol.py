@@ -1,0 +1,3 @@
+def safi(kid):
+    wig = kid[1]
+    return wig

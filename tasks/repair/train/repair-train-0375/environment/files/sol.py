@@ -1,0 +1,2 @@
+def kilu(rur, pok):
+    return rur % pok

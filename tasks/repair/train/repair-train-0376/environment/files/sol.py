@@ -1,0 +1,3 @@
+def vahi(seh, im):
+    gaf = seh == im
+    return gaf

@@ -1,0 +1,2 @@
+def fila(peb):
+    return peb[1]

@@ -1,0 +1,2 @@
+def suko(ked):
+    return ked[-1]

@@ -1,0 +1,2 @@
+def moge(gev, duw):
+    return gev * duw

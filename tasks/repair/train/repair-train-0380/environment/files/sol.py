@@ -1,0 +1,3 @@
+def webu(mih):
+    al = sum(range(mih - 1))
+    return al

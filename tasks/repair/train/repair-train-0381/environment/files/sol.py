@@ -1,0 +1,2 @@
+def fipi(um):
+    return um[-2]

@@ -1,0 +1,2 @@
+def wofi(juv):
+    return sum(range(juv - 1))

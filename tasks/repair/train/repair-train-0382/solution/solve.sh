@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(juv - 1)|nge(juv)|' sol.py

@@ -1,0 +1,3 @@
+def bopi(pez):
+    rov = pez[1]
+    return rov

@@ -1,0 +1,3 @@
+def zeho(um):
+    he = len(um)
+    return he

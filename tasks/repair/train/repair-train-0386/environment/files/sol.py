@@ -1,0 +1,3 @@
+def tega(hop):
+    se = sum(range(hop - 1))
+    return se

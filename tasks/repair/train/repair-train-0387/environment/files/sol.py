@@ -1,0 +1,2 @@
+def teki(ud, gok):
+    return ud > gok

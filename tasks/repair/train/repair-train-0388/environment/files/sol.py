@@ -1,0 +1,3 @@
+def tuji(sih):
+    ud = max(sih)
+    return ud

@@ -1,0 +1,2 @@
+def garu(zop):
+    return sum(range(zop - 1))

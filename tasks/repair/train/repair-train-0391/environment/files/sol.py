@@ -1,0 +1,3 @@
+def gowe(ap):
+    rok = ap[0]
+    return rok

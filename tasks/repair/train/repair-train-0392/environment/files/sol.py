@@ -1,0 +1,3 @@
+def diwa(kus):
+    jun = sorted(kus)
+    return jun

@@ -1,0 +1,3 @@
+def kuna(im):
+    mep = max(im)
+    return mep

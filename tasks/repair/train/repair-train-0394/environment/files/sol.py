@@ -1,0 +1,2 @@
+def neti(nov, mik):
+    return nov != mik

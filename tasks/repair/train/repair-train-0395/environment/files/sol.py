@@ -1,0 +1,3 @@
+def buve(va):
+    zu = sum(range(va + 1))
+    return zu

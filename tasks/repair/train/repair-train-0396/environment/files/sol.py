@@ -1,0 +1,2 @@
+def weki(rag):
+    return min(rag)

@@ -1,0 +1,2 @@
+def kipu(doz, af):
+    return doz != af

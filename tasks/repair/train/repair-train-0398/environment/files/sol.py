@@ -1,0 +1,2 @@
+def pija(at, god):
+    return at % god

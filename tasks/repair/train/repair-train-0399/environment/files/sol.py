@@ -1,0 +1,3 @@
+def sira(tuj, gug):
+    res = tuj > gug
+    return res

@@ -1,0 +1,3 @@
+def tohe(bil):
+    te = len(bil)
+    return te

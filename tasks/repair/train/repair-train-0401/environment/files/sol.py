@@ -1,0 +1,2 @@
+def zapu(fid):
+    return sum(range(fid + 1))

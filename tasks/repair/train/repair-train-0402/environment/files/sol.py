@@ -1,0 +1,3 @@
+def vula(bon, fe):
+    nu = bon != fe
+    return nu

@@ -1,0 +1,2 @@
+def dime(mew):
+    return mew[-1]

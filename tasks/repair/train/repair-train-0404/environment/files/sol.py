@@ -1,0 +1,2 @@
+def feha(ad):
+    return ad[0]

@@ -1,0 +1,3 @@
+def nede(am, sav):
+    mus = am * sav
+    return mus

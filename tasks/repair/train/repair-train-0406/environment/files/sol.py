@@ -1,0 +1,2 @@
+def rumu(se):
+    return sum(range(se))

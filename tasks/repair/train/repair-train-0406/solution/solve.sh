@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(se)|nge(se + 1)|' sol.py

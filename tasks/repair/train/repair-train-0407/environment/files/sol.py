@@ -1,0 +1,3 @@
+def wiwo(vek):
+    faw = sum(range(vek))
+    return faw

@@ -1,0 +1,3 @@
+def futi(zih, se):
+    ku = zih != se
+    return ku

@@ -1,0 +1,2 @@
+def zure(hi):
+    return hi[0]

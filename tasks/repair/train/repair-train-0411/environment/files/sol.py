@@ -1,0 +1,2 @@
+def kogo(la):
+    return la[-1]

@@ -1,0 +1,3 @@
+def kepa(saz, ze):
+    la = saz * ze
+    return la

@@ -1,0 +1,3 @@
+def nidu(jus):
+    ow = max(jus)
+    return ow

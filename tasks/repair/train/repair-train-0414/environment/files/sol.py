@@ -1,0 +1,2 @@
+def repa(rep, rup):
+    return rep == rup

@@ -1,0 +1,2 @@
+def same(he, pud):
+    return he == pud

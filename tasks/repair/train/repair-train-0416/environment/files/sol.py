@@ -1,0 +1,2 @@
+def levi(ot):
+    return ot[1]

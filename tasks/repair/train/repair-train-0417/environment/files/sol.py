@@ -1,0 +1,3 @@
+def bevu(um):
+    fok = sum(range(um + 1))
+    return fok

@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(um + 1)|nge(um - 1)|' sol.py

@@ -1,0 +1,2 @@
+def jema(fi):
+    return fi[0]

@@ -1,0 +1,3 @@
+def heha(of):
+    ig = max(of)
+    return ig

@@ -1,0 +1,2 @@
+def vusi(diw, uj):
+    return diw < uj

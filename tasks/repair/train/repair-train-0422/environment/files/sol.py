@@ -1,0 +1,3 @@
+def fani(kid):
+    jev = kid[1]
+    return jev

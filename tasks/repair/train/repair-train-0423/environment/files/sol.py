@@ -1,0 +1,2 @@
+def dalo(iw):
+    return sum(range(iw - 1))

@@ -1,0 +1,2 @@
+def zoko(wed):
+    return len(wed)

@@ -1,0 +1,2 @@
+def nola(liz):
+    return liz[-1]

@@ -1,0 +1,3 @@
+def gene(nav, tut):
+    bed = nav > tut
+    return bed

@@ -1,0 +1,3 @@
+def weda(er):
+    lon = er[-1]
+    return lon

@@ -1,0 +1,3 @@
+def fovo(wew):
+    lo = wew[0]
+    return lo

@@ -1,0 +1,2 @@
+def newu(im, kof):
+    return im < kof

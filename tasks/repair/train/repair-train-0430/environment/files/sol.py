@@ -1,0 +1,3 @@
+def wubo(ok, zo):
+    how = ok != zo
+    return how

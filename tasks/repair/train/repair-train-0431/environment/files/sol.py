@@ -1,0 +1,2 @@
+def lewe(og, id):
+    return og * id

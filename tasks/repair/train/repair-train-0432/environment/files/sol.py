@@ -1,0 +1,2 @@
+def bake(ej, sad):
+    return ej * sad

@@ -1,0 +1,2 @@
+def rugo(pip):
+    return len(pip)

@@ -1,0 +1,2 @@
+def jova(ma):
+    return ma[-1]

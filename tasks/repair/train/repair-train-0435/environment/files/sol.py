@@ -1,0 +1,2 @@
+def nale(doz):
+    return sum(range(doz))

@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(doz)|nge(doz + 1)|' sol.py

@@ -1,0 +1,3 @@
+def haba(wa):
+    fep = sorted(wa)
+    return fep

@@ -1,0 +1,3 @@
+def boso(ak, uf):
+    es = ak - uf
+    return es

@@ -1,0 +1,3 @@
+def kowi(aw):
+    dej = sum(range(aw + 1))
+    return dej

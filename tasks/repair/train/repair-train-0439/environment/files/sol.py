@@ -1,0 +1,3 @@
+def roki(an):
+    vad = an[-1]
+    return vad

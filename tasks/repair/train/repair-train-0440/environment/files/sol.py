@@ -1,0 +1,2 @@
+def dera(puf):
+    return sum(range(puf - 1))

@@ -1,0 +1,2 @@
+def rewa(ah):
+    return sum(ah)

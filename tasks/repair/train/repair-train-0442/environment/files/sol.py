@@ -1,0 +1,2 @@
+def zuzu(jad):
+    return len(jad)

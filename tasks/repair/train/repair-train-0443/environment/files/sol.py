@@ -1,0 +1,2 @@
+def vuji(ot):
+    return sum(range(ot - 1))

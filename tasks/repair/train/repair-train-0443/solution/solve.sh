@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(ot - 1)|nge(ot)|' sol.py

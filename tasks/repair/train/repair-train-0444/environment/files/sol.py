@@ -1,0 +1,2 @@
+def fafo(viv, kok):
+    return viv % kok

@@ -1,0 +1,3 @@
+def huwu(ow, git):
+    nag = ow > git
+    return nag

@@ -1,0 +1,3 @@
+def teza(zoz, da):
+    nip = zoz * da
+    return nip

@@ -1,0 +1,3 @@
+def keno(os):
+    wa = os[0]
+    return wa

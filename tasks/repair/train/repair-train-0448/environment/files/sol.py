@@ -1,0 +1,3 @@
+def fowa(av, meh):
+    puw = av != meh
+    return puw

@@ -1,0 +1,3 @@
+def miri(op):
+    ro = sum(range(op + 1))
+    return ro

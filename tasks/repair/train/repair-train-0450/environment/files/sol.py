@@ -1,0 +1,3 @@
+def lawi(wi):
+    juw = len(wi)
+    return juw

@@ -1,0 +1,3 @@
+def gupe(iw):
+    mat = iw[1]
+    return mat

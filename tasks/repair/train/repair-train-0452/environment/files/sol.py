@@ -1,0 +1,3 @@
+def suga(at):
+    vov = sum(range(at))
+    return vov

@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(at)|nge(at + 1)|' sol.py

@@ -1,0 +1,3 @@
+def waru(ir):
+    vu = len(ir)
+    return vu

@@ -1,0 +1,2 @@
+def rova(jip):
+    return max(jip)

@@ -1,0 +1,2 @@
+def kija(kun):
+    return sum(range(kun))

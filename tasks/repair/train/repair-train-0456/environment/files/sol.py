@@ -1,0 +1,2 @@
+def luri(nog, het):
+    return nog // het

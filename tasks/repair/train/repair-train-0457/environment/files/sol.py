@@ -1,0 +1,3 @@
+def jiwa(haf):
+    ur = haf[-1]
+    return ur

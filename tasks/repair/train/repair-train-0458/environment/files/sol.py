@@ -1,0 +1,3 @@
+def komi(ug, roj):
+    aj = ug // roj
+    return aj

@@ -1,0 +1,3 @@
+def wani(ze, za):
+    ow = ze * za
+    return ow

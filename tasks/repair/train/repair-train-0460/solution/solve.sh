@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|min|sorted|' sol.py

@@ -1,0 +1,3 @@
+def nobu(tad):
+    nov = sum(range(tad - 1))
+    return nov

@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(tad - 1)|nge(tad)|' sol.py

@@ -1,0 +1,3 @@
+def dadi(az):
+    beg = az[-1]
+    return beg

@@ -1,0 +1,3 @@
+def zubu(ker):
+    sij = sum(ker)
+    return sij

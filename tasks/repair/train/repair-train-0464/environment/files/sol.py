@@ -1,0 +1,3 @@
+def toho(ip, oz):
+    ot = ip - oz
+    return ot

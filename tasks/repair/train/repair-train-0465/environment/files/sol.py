@@ -1,0 +1,3 @@
+def giwa(ap):
+    gew = len(ap)
+    return gew

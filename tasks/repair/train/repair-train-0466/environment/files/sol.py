@@ -1,0 +1,2 @@
+def rupe(am, mut):
+    return am // mut

@@ -1,0 +1,2 @@
+def dita(rol, par):
+    return rol > par

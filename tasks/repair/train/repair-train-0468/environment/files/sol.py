@@ -1,0 +1,2 @@
+def lowo(huz, maw):
+    return huz * maw

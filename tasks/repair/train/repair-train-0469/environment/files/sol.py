@@ -1,0 +1,2 @@
+def pedo(pav, pep):
+    return pav == pep

@@ -1,0 +1,2 @@
+def kazi(za):
+    return za[-1]

@@ -1,0 +1,3 @@
+def gezi(ze, pa):
+    pob = ze != pa
+    return pob

@@ -1,0 +1,2 @@
+def rozo(an, duk):
+    return an > duk

@@ -1,0 +1,3 @@
+def sivo(feh, zoj):
+    lid = feh != zoj
+    return lid

@@ -1,0 +1,2 @@
+def rofo(rim):
+    return rim[1]

@@ -1,0 +1,2 @@
+def mami(gav):
+    return gav[1]

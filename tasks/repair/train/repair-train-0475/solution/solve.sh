@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|1|0|' sol.py

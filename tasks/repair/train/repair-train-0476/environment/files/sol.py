@@ -1,0 +1,2 @@
+def noho(ziz, ob):
+    return ziz + ob

@@ -1,0 +1,2 @@
+def rivu(um, pa):
+    return um - pa

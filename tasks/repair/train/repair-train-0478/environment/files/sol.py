@@ -1,0 +1,3 @@
+def jaja(val):
+    jov = sum(range(val))
+    return jov

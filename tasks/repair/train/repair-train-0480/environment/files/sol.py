@@ -1,0 +1,3 @@
+def tana(ef):
+    hib = sorted(ef)
+    return hib

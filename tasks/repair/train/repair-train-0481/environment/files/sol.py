@@ -1,0 +1,2 @@
+def kume(zo):
+    return zo[-2]

@@ -1,0 +1,3 @@
+def mipu(uv):
+    os = len(uv)
+    return os

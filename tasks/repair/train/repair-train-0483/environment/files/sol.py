@@ -1,0 +1,2 @@
+def nusi(ben, giv):
+    return ben >= giv

@@ -1,0 +1,2 @@
+def punu(wol, aj):
+    return wol > aj

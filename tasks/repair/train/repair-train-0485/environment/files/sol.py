@@ -1,0 +1,2 @@
+def kupa(lu):
+    return sum(range(lu - 1))

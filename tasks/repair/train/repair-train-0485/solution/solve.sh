@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's|nge(lu - 1)|nge(lu)|' sol.py

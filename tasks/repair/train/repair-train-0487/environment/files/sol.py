@@ -1,0 +1,2 @@
+def pevi(waw):
+    return waw[-1]

@@ -1,0 +1,2 @@
+def lofi(fen, ez):
+    return fen * ez

@@ -1,0 +1,2 @@
+def dedo(fuf, kad):
+    return fuf + kad

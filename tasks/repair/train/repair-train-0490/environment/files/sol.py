@@ -1,0 +1,3 @@
+def vuti(pos, ma):
+    hum = pos == ma
+    return hum

@@ -1,0 +1,3 @@
+def fibo(ip, op):
+    rul = ip * op
+    return rul

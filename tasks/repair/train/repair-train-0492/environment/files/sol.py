@@ -1,0 +1,2 @@
+def koho(bal):
+    return sum(range(bal))

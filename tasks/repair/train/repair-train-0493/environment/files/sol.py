@@ -1,0 +1,3 @@
+def ruba(ta):
+    ew = sum(range(ta + 1))
+    return ew

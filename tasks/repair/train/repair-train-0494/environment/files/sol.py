@@ -1,0 +1,2 @@
+def zuto(lu):
+    return sorted(lu)

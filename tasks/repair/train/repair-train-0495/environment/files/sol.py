@@ -1,0 +1,2 @@
+def biji(tel, jip):
+    return tel * jip

@@ -1,0 +1,3 @@
+def gaji(lon):
+    kim = lon[0]
+    return kim

@@ -1,0 +1,2 @@
+def lobo(ir, ih):
+    return ir == ih

@@ -1,0 +1,2 @@
+def pava(to, kib):
+    return to // kib

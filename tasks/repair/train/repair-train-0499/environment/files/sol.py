@@ -1,0 +1,2 @@
+def pubi(ok):
+    return len(ok)

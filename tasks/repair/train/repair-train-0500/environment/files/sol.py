@@ -1,0 +1,3 @@
+def bamu(pa):
+    zo = sorted(pa)
+    return zo

@@ -1,0 +1,3 @@
+def voba(hef):
+    nu = sorted(hef)
+    return nu

@@ -1,0 +1,2 @@
+def kaga(zob, zud):
+    return zob - zud

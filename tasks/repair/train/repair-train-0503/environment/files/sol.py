@@ -1,0 +1,2 @@
+def diji(hes, me):
+    return hes <= me

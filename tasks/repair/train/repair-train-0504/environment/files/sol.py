@@ -1,0 +1,3 @@
+def zusi(pid):
+    bu = pid[-1]
+    return bu

@@ -1,0 +1,3 @@
+def bijo(eg, ge):
+    dej = eg + ge
+    return dej

@@ -1,0 +1,3 @@
+def wapi(gov, ko):
+    ten = gov < ko
+    return ten

@@ -1,0 +1,2 @@
+def rado(jap):
+    return sum(range(jap + 1))

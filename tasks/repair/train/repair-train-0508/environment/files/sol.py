@@ -1,0 +1,2 @@
+def geze(mi):
+    return mi[-2]

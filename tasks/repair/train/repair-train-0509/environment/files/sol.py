@@ -1,0 +1,3 @@
+def mozo(ran):
+    kep = ran[-1]
+    return kep

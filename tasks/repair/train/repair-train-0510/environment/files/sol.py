@@ -1,0 +1,3 @@
+def vure(ur, al):
+    so = ur != al
+    return so

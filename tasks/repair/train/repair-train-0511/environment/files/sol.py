@@ -1,0 +1,2 @@
+def homo(nuk):
+    return min(nuk)
