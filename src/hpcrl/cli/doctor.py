@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import subprocess
@@ -46,8 +47,10 @@ def _mpi() -> str:
 def _sandbox() -> str:
     from hpcrl.config.schema import SandboxSection
     from hpcrl.sandbox.check import preflight
+    from hpcrl.sandbox.images import resolve
 
-    preflight(SandboxSection())
+    image = resolve(SandboxSection().image)
+    asyncio.run(preflight(image))
     done = subprocess.run(["apptainer", "--version"], capture_output=True, text=True, check=False)
     return done.stdout.strip()
 

@@ -72,10 +72,10 @@ def show(run: RunDir) -> None:
 
 
 def _print_result(run: RunDir) -> None:
-    from hpcrl.report import print_summary
+    from hpcrl.report import summary_table
 
     if run.summary.exists():
-        print_summary(run)
+        Console().print(summary_table(json.loads(run.summary.read_text(encoding="utf-8"))))
         print(f"summary: {run.summary}\nreport:  {run.report}", flush=True)
 
 

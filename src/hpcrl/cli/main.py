@@ -121,7 +121,7 @@ def report_command(run_dir: Annotated[Path, typer.Argument(help="Run directory."
     run = RunDir(run_dir)
     if not run.config.exists():
         raise UserError(f"{run.root} holds no run (config.resolved.yaml is missing)")
-    write_report(run)
+    write_report(run.root)
     print(f"{run.summary}\n{run.report}")
 
 

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from hpcrl.cli.errors import report_errors
-from hpcrl.errors import UserError
 
 __all__ = ["app"]
 
@@ -25,11 +24,9 @@ def _group() -> None:
 def check(folder: Annotated[Path, typer.Argument(help="A task directory, or a directory of them.")]) -> None:
     """Read every task; the first malformed one is named with its file and key."""
     from hpcrl.sandbox.tasks import list_tasks, load_task
-    from hpcrl.scoring.tasks import load_private
+    from hpcrl.scoring.private import load_private
 
     paths = [folder] if (folder / "task.toml").exists() else list_tasks(folder)
-    if not paths:
-        raise UserError(f"no task in {folder}; a task is a directory with task.toml and instruction.md")
     for path in paths:
         load_task(path)
         load_private(path)

@@ -24,7 +24,7 @@ from hpcrl.errors import EnvironmentFault, HpcrlError, InfraError, RunError, Use
 from hpcrl.launch import steps as plan
 from hpcrl.launch.environment import HetJob
 from hpcrl.launch.preflight import check_inputs, require_commands
-from hpcrl.launch.watcher import Watcher
+from hpcrl.launch.watcher import Watcher, first_failure
 from hpcrl.protocol import client as api
 from hpcrl.protocol import messages as m
 from hpcrl.protocol.address import routable_address
@@ -84,6 +84,7 @@ def launch_slurm(root: Path, config: RunConfig, *, resume: bool = False) -> None
     host = routable_address()
     with _recorded(run):
         _check_shared(run, sized)
+        _check_sandboxes(run, plan.sandbox_check(run, sized))
         _drive(run, plan.coordinator_step(run, host), plan.slurm_steps(run, sized, job))
 
 
@@ -92,6 +93,7 @@ def launch_local(root: Path, config: RunConfig, *, resume: bool = False) -> None
     run = _open(root, config, resume)
     os.environ.setdefault("HPCRL_ADDRESS", "127.0.0.1")
     with _recorded(run):
+        _check_sandboxes(run, plan.sandbox_check_here(run))
         _drive(run, plan.coordinator_step(run, "127.0.0.1"), plan.local_steps(run, config))
 
 
@@ -119,6 +121,12 @@ def _check_shared(run: RunDir, config: RunConfig) -> None:
             "nodes of the job share"
         )
     raise EnvironmentFault(f"cannot start a step on the nodes of this job: {result.stderr.strip()[-500:]}")
+
+
+def _check_sandboxes(run: RunDir, command: list[str]) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise EnvironmentFault(first_failure(run) or f"the sandbox check failed: {result.stderr.strip()[-500:]}")
 
 
 @contextmanager
@@ -190,6 +198,6 @@ def _report(run: RunDir) -> None:
     from hpcrl.report import write_report
 
     try:
-        write_report(run)
+        write_report(run.root)
     except (HpcrlError, OSError, ValueError) as error:
         log.warning("no report: %s", error)

@@ -12,8 +12,7 @@ __all__ = ["check_inputs", "require_commands"]
 
 
 def check_inputs(config: RunConfig) -> None:
-    """Model and task directories are there and well-formed, the sandbox can start. Raises UserError, EnvironmentFault."""
-    from hpcrl.sandbox.check import preflight
+    """Model and task directories are there and well-formed. Raises UserError."""
     from hpcrl.sandbox.tasks import list_tasks, load_task
 
     _check_model(Path(config.model.path))
@@ -24,14 +23,8 @@ def check_inputs(config: RunConfig) -> None:
             raise UserError(
                 f"{key}: {folder} is not a directory; it must hold Harbor task directories (each with task.toml)"
             )
-        paths = list_tasks(Path(folder))
-        if not paths:
-            raise UserError(
-                f"{key}: no task found in {folder}; each task is a directory with task.toml and instruction.md"
-            )
-        for path in paths:
+        for path in list_tasks(Path(folder)):
             load_task(path)
-    preflight(config.sandbox)
 
 
 def _check_model(path: Path) -> None:

@@ -100,6 +100,17 @@ def visibility_check(run: RunDir, config: RunConfig) -> list[str]:
 NOT_SHARED = 9
 
 
+def sandbox_check(run: RunDir, config: RunConfig) -> list[str]:
+    """A step on every sandbox node that starts one sandbox; the reason of a failure is recorded as a role's is."""
+    srun = ["srun", "--het-group=2", "--ntasks-per-node=1", "--mpi=none", "--overlap", *config.slurm.srun_args]
+    return [*srun, *sandbox_check_here(run)]
+
+
+def sandbox_check_here(run: RunDir) -> list[str]:
+    """The same on this machine."""
+    return _python("hpcrl.run.check", run)
+
+
 def local_steps(run: RunDir, config: RunConfig) -> list[Step]:
     """The same roles on this machine: mpiexec and subprocesses."""
     mpiexec = str(Path(sys.executable).with_name("mpiexec"))

@@ -1,4 +1,4 @@
-"""What every role process does around its work: read the configuration, set up logging, and leave one readable reason behind when it fails.
+"""What every role process does around its work: read the configuration, set up logging, leave one readable reason when it fails.
 
 A failure is written to ``failures/`` in the run directory before the process exits; the launcher reports the earliest one.
 """
@@ -23,7 +23,9 @@ from hpcrl.protocol.rundir import RunDir, publish_text
 __all__ = ["record_failure", "role_main"]
 
 
-def role_main(role: str, work: Callable[[RunDir, RunConfig, argparse.Namespace], None], parser: argparse.ArgumentParser) -> None:
+def role_main(
+    role: str, work: Callable[[RunDir, RunConfig, argparse.Namespace], None], parser: argparse.ArgumentParser
+) -> None:
     """Run ``work`` with ``--run-dir`` parsed and the resolved configuration loaded.
 
     Returns normally on success. On any error the reason is recorded and the exception goes on (a raising MPI rank must reach

@@ -1,0 +1,141 @@
+"""``hpcrl shards ls|show|verify|export``: look into sealed trajectory shards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hpcrl.cli.errors import report_errors
+from hpcrl.errors import DataError, RunError, UserError
+from hpcrl.trajectory.reader import ShardReader
+from hpcrl.trajectory.schema import Trajectory
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True)
+
+Place = Annotated[Path, typer.Argument(help="A run directory, a folder of shards, or one shard.")]
+
+
+@app.command("ls")
+@report_errors
+def list_shards(place: Place) -> None:
+    """One line per trajectory."""
+    table = Table("attempt", "task", "split", "version", "reward", "tokens", "trained", "ending", "shard", "row")
+    for path, row, trajectory in _trajectories(place):
+        table.add_row(
+            trajectory.attempt_id,
+            trajectory.task_id,
+            trajectory.split,
+            _versions(trajectory),
+            f"{trajectory.reward:g}",
+            str(trajectory.tokens),
+            str(trajectory.trained_tokens),
+            trajectory.policy_failure or trajectory.ending,
+            path.name,
+            str(row),
+        )
+    Console(width=None if Console().is_terminal else 200).print(table)
+
+
+@app.command()
+@report_errors
+def show(
+    place: Place,
+    attempt: Annotated[str, typer.Argument(help="attempt_id, for example g000012-r3-a0.")],
+) -> None:
+    """The dialogue of one attempt as the model saw it: trained spans, their versions and mean logprobs."""
+    for path, row, trajectory in _trajectories(place):
+        if trajectory.attempt_id == attempt:
+            _show(path, row, trajectory)
+            return
+    raise UserError(f"no attempt {attempt} in {place}; hpcrl shards ls {place} lists them")
+
+
+@app.command()
+@report_errors
+def verify(place: Place) -> None:
+    """Read every row of every shard; name what is damaged."""
+    shards, rows, bad = 0, 0, []
+    for path in _shards(place):
+        shards += 1
+        try:
+            rows += sum(1 for _ in ShardReader(path))
+        except DataError as error:
+            bad.append(str(error))
+    for line in bad:
+        print(line)
+    print(f"{shards} shards, {rows} trajectories read, {len(bad)} shards damaged")
+    if bad:
+        raise RunError(f"{len(bad)} of {shards} shards are damaged")
+
+
+@app.command()
+@report_errors
+def export(
+    place: Place,
+    out: Annotated[Path, typer.Option(help="JSON Lines file to write.")],
+) -> None:
+    """Write every trajectory as one JSON object per line."""
+    from hpcrl.protocol.rundir import publish
+
+    count = 0
+    with publish(out) as temporary, open(temporary, "x", encoding="utf-8") as file:
+        for path, row, trajectory in _trajectories(place):
+            file.write(json.dumps({"shard": path.name, "row": row, **_plain(trajectory)}, ensure_ascii=False) + "\n")
+            count += 1
+    print(f"{count} trajectories written to {out}")
+
+
+def _shards(place: Path) -> list[Path]:
+    if place.is_file():
+        return [place]
+    folder = place / "shards" if (place / "shards").is_dir() else place
+    if not folder.is_dir():
+        raise UserError(f"{place} is neither a shard nor a directory")
+    paths = sorted(folder.glob("*.h5"))
+    if not paths:
+        raise UserError(f"no sealed shard (*.h5) in {folder}")
+    return paths
+
+
+def _trajectories(place: Path) -> Iterator[tuple[Path, int, Trajectory]]:
+    for path in _shards(place):
+        for row, trajectory in enumerate(ShardReader(path)):
+            yield path, row, trajectory
+
+
+def _versions(trajectory: Trajectory) -> str:
+    oldest, newest = trajectory.oldest_version, trajectory.newest_version
+    return str(oldest) if oldest == newest else f"{oldest}…{newest}"
+
+
+def _plain(trajectory: Trajectory) -> dict[str, object]:
+    names = (name for name in type(trajectory).__dataclass_fields__)
+    values = {name: getattr(trajectory, name) for name in names}
+    return {name: value.tolist() if hasattr(value, "tolist") else value for name, value in values.items()}
+
+
+def _show(path: Path, row: int, trajectory: Trajectory) -> None:
+    console = Console()
+    console.print(
+        f"[bold]{trajectory.attempt_id}[/] task {trajectory.task_id} · reward {trajectory.reward:g} · {path.name} row {row}\n"
+        f"{trajectory.tokens} tokens, {trajectory.trained_tokens} trained, {len(trajectory.segments)} segment(s), "
+        f"environment {trajectory.environment_version[:16]}, verifier {trajectory.verifier_version[:16]}"
+    )
+    for message in trajectory.messages:
+        console.rule(str(message.get("role", "?")), align="left")
+        console.print(Text(str(message.get("content") or "")))
+    console.rule("sampled spans", align="left")
+    for start, end, lineage, step in trajectory.spans.tolist():
+        mean = float(trajectory.logprobs[start:end].mean())
+        console.print(f"tokens [{start}, {end}) version {lineage}.{step}, mean logprob {mean:.4f}")
+    timings = ", ".join(f"{name} {seconds:.3f}" for name, seconds in trajectory.timings.items())
+    console.print(f"seconds: {timings}")

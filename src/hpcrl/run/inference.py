@@ -1,0 +1,174 @@
+"""Wiring of an inference rank: MPI world, weight receiver, vLLM child, proxy, coordinator.
+
+main thread       asyncio: Replica (vLLM child, proxy), metrics, end of run
+receiver thread   all MPI calls: offers, chunks, verification           ◀── trainers
+flip thread       FLIP (waits until the coordinator has drained this replica) → Replica.flip on the event loop → READY
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import socket
+import threading
+import time
+from pathlib import Path
+
+from hpcrl.config import RunConfig
+from hpcrl.errors import InfraError
+from hpcrl.inference.replica import Replica
+from hpcrl.metrics import MetricsWriter
+from hpcrl.protocol import client as api
+from hpcrl.protocol import messages as m
+from hpcrl.protocol.address import routable_address
+from hpcrl.protocol.client import Client
+from hpcrl.protocol.rundir import RunDir
+from hpcrl.run.role import role_main
+from hpcrl.weights.digest import model_config_digest, tokenizer_digest
+from hpcrl.weights.manifest import Manifest
+from hpcrl.weights.mpi import World
+from hpcrl.weights.receiver import Receiver, Timings
+from hpcrl.weights.staging import Staging, remove_leftovers
+
+__all__ = ["main"]
+
+log = logging.getLogger("hpcrl.inference")
+
+_METRICS_S = 5.0
+_MANIFEST_S = 60.0
+
+
+def work(run: RunDir, config: RunConfig, _: argparse.Namespace) -> None:
+    """One inference rank from its first MPI call to its last."""
+    world = World.connect("inference", config.trainer.ranks + config.inference.replicas, socket.gethostname())
+    index = world.receivers.index(world.rank)
+    remove_leftovers()
+    with Staging(run.run_id, f"replica{index}") as staging:
+        asyncio.run(_Rank(run, config, world, staging, index).serve())
+    world.close()
+
+
+class _Rank:
+    def __init__(self, run: RunDir, config: RunConfig, world: World, staging: Staging, index: int) -> None:
+        self._run = run
+        self._config = config
+        self._world = world
+        self._staging = staging
+        self._id = f"replica{index}"
+        self._client = Client(run, "inference")
+        self._metrics = MetricsWriter(run.root, "inference", index)
+        self._metrics_lock = threading.Lock()
+
+    async def serve(self) -> None:
+        """Until the trainer says that it is over. Raises InfraError when the engine cannot be kept alive."""
+        self._loop = asyncio.get_running_loop()
+        self._replica = Replica(
+            self._config,
+            secret=self._run.secret(),
+            replica_id=self._id,
+            model=Path(self._config.model.path),
+            initial_version=None,  # nothing is served before a verified flip, not even the start weights
+            log_dir=self._run.logs("inference"),
+        )
+        try:
+            log.info("engine started in %.1f s", await self._replica.start())
+            url = await self._replica.serve(routable_address())
+            register = m.ReplicaRegister(replica_id=self._id, base_url=url, node=socket.gethostname())
+            await asyncio.to_thread(self._client.call, api.REGISTER, register)
+            log.info("%s serves %s", self._id, url)
+            await self._until_over()
+        finally:
+            await self._replica.stop()
+            self._write(self._counters())
+            self._metrics.close()
+
+    async def _until_over(self) -> None:
+        received: asyncio.Future[None] = self._loop.create_future()
+        threading.Thread(target=self._receive, args=(received,), name="weights-receiver", daemon=True).start()
+        while True:
+            waiting = {received, self._replica.failed}
+            done, _ = await asyncio.wait(waiting, timeout=_METRICS_S, return_when=asyncio.FIRST_COMPLETED)
+            for future in done:
+                future.result()
+            if received in done:
+                return
+            self._write(self._counters())
+
+    # ------------------------------------------------------------ receiver and flip threads
+
+    def _receive(self, received: asyncio.Future[None]) -> None:
+        receiver = Receiver(
+            self._world,
+            self._staging,
+            window=self._config.weights.chunks_in_flight,
+            tokenizer_digest=tokenizer_digest(self._config.model.path),
+            model_config_digest=model_config_digest(self._config.model.path),
+            on_staged=self._flip,
+            on_refused=self._refused,
+        )
+        try:
+            receiver.run()
+        except BaseException as error:  # noqa: BLE001 - handed to the main thread, which records it
+            self._loop.call_soon_threadsafe(received.set_exception, error)
+        else:
+            self._loop.call_soon_threadsafe(received.set_result, None)
+
+    def _flip(self, manifest: Manifest, staging: Path, timings: Timings) -> None:
+        path = self._manifest_file(manifest.version)
+        request = m.FlipRequest(replica_id=self._id, version=manifest.version)
+        while not self._client.call(api.FLIP, request).granted:
+            log.info("%s waits to be drained for %s", self._id, manifest.version)
+        flip = asyncio.run_coroutine_threadsafe(self._replica.flip(manifest.version, path, staging), self._loop)
+        flipped = flip.result()
+        ready = m.ReplicaReady(
+            replica_id=self._id,
+            version=manifest.version,
+            digest=manifest.digest,
+            transfer_s=timings.transfer_s,
+            verify_s=timings.verify_s,
+            pause_s=flipped.pause_s,
+        )
+        self._client.call(api.READY, ready)
+        self._write(
+            {"transfer_s": timings.transfer_s, "verify_s": timings.verify_s, "flip_pause_s": flipped.pause_s},
+            manifest.step,
+        )
+        log.info("%s serves %s (pause %.0f ms)", self._id, manifest.version, 1000 * flipped.pause_s)
+
+    def _refused(self, version: str, reason: str) -> None:
+        log.error("%s refuses %s: %s", self._id, version, reason)
+        self._client.call(api.REFUSED, m.ReplicaRefused(replica_id=self._id, version=version, reason=reason))
+
+    def _manifest_file(self, version: str) -> Path:
+        """The manifest was published before its bytes were sent, but a network file system may show it late."""
+        path = self._run.manifests / f"{version}.json"
+        deadline = time.monotonic() + _MANIFEST_S
+        while not path.exists():
+            if time.monotonic() > deadline:
+                raise InfraError("no_manifest", f"{path} did not appear within {_MANIFEST_S:.0f} s")
+            time.sleep(0.02)
+        return path
+
+    # ------------------------------------------------------------ metrics
+
+    def _counters(self) -> dict[str, float]:
+        stats = self._replica.stats
+        return {
+            "requests": stats.requests,
+            "tokens_prompt": stats.tokens_prompt,
+            "tokens_generated": stats.tokens_generated,
+            "engine_restarts": self._replica.restarts,
+        }
+
+    def _write(self, values: dict[str, float], step: int | None = None) -> None:
+        with self._metrics_lock:
+            self._metrics.write(values, step)
+
+
+def main() -> None:
+    role_main("inference", work, argparse.ArgumentParser(prog="hpcrl.run.inference"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Wiring of a trainer rank: MPI world, torch.distributed group, model, publisher, coordinator.
+
+    python -m mpi4py -m hpcrl.run.trainer --run-dir runs/RUN      in one MPI world with the inference ranks
+
+The trainers meet at an address and port that trainer 0 chooses and hands round by MPI.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import socket
+import threading
+
+from hpcrl.config import RunConfig
+from hpcrl.protocol import client as api
+from hpcrl.protocol import messages as m
+from hpcrl.protocol.address import routable_address
+from hpcrl.protocol.client import Client
+from hpcrl.protocol.rundir import RunDir
+from hpcrl.run.role import role_main
+from hpcrl.weights.digest import model_config_digest, tokenizer_digest
+from hpcrl.weights.manifest import Manifest
+from hpcrl.weights.mpi import World
+
+__all__ = ["main"]
+
+log = logging.getLogger("hpcrl.trainer")
+
+_MIB = 1 << 20
+
+
+def work(run: RunDir, config: RunConfig, _: argparse.Namespace) -> None:
+    """One trainer rank from its first MPI call to its last."""
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    world = World.connect("trainer", config.trainer.ranks + config.inference.replicas, socket.gethostname())
+
+    # torch loads only now: a wrong MPI is told before minutes of imports and model loading.
+    from hpcrl.trainer.distributed import Ranks
+    from hpcrl.trainer.loop import Trainer
+    from hpcrl.weights.sender import Publisher
+    from hpcrl.weights.snapshot import Snapshot
+
+    index = world.trainers.index(world.rank)
+    if config.trainer.backend == "nccl":
+        _bind_gpu()
+    address, port = world.bcast_json(_meeting_point() if index == 0 else None)
+    ranks = Ranks.connect(index, len(world.trainers), address, port, backend=config.trainer.backend)
+    client = Client(run, "trainer") if index == 0 else None
+    trainer = Trainer(config, run, ranks, client, should_stop=stop.is_set)
+
+    def announce(manifest: Manifest) -> None:
+        if client is not None:
+            published = m.VersionPublished(version=manifest.version, digest=manifest.digest, nbytes=manifest.nbytes)
+            client.call(api.PUBLISHED, published)
+
+    parent = trainer.parent_version
+    publisher = Publisher(
+        world,
+        run,
+        Snapshot.of_model(trainer.policy.model, config.model.dtype),
+        chunk_bytes=int(config.weights.chunk_mib * _MIB),
+        window=config.weights.chunks_in_flight,
+        tokenizer_digest=tokenizer_digest(config.model.path),
+        model_config_digest=model_config_digest(config.model.path),
+        parent=None if parent is None else str(parent),
+        on_manifest=announce,
+    )
+    result = trainer.run(publisher)
+    publisher.shutdown()
+    for replica, (version, reason) in publisher.refusals.items():
+        log.warning("replica at rank %d refused %s: %s", replica, version, reason)
+    if ranks.leads:
+        log.info("done: %s", result)
+    ranks.close()
+    if client is not None:
+        client.close()
+    world.close()
+
+
+def _meeting_point() -> tuple[str, int]:
+    address = routable_address()
+    with socket.create_server((address, 0)) as probe:
+        return address, int(probe.getsockname()[1])
+
+
+def _bind_gpu() -> None:
+    """One process per GPU: by the rank on this node, unless the site's binding already shows each process a single one."""
+    import torch
+
+    local = int(os.environ.get("SLURM_LOCALID") or os.environ.get("MPI_LOCALRANKID") or 0)
+    torch.cuda.set_device(local % torch.cuda.device_count())
+
+
+def main() -> None:
+    role_main("trainer", work, argparse.ArgumentParser(prog="hpcrl.run.trainer"))
+
+
+if __name__ == "__main__":
+    main()
