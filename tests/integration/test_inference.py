@@ -1,0 +1,343 @@
+"""A real vLLM child behind the real proxy, spoken to as a harness would: over HTTP, in OpenAI's shape."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiohttp
+import pytest
+
+from hpcrl.config.schema import InferenceSection, ModelSection, RolloutSection, RunConfig, TasksSection
+from hpcrl.errors import InfraError
+from hpcrl.inference.guard import session_members
+from hpcrl.inference.replica import Replica
+from hpcrl.protocol.keys import AttemptKey, role_key, sign_attempt_key
+from hpcrl.protocol.record import AttemptRecord
+from hpcrl.protocol.version import PolicyVersion
+from hpcrl.weights.digest import chunk_digest
+from hpcrl.weights.manifest import Chunk, Manifest, cut
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+
+SECRET = "test-secret"
+T = TypeVar("T")
+
+
+class Loop:
+    """An event loop in a thread, so that one server serves several tests."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(400)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[Loop]:
+    loop = Loop()
+    yield loop
+    loop.close()
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two random models with tied embeddings, sharing a tokenizer."""
+    from hpcrl.quickstart.model import new_model
+    from hpcrl.quickstart.tokenizer import build_tokenizer
+
+    paths = [tmp_path_factory.mktemp(f"model{seed}") for seed in (0, 1)]
+    for seed, path in enumerate(paths):
+        new_model(seed).save_pretrained(path)
+        build_tokenizer().save_pretrained(path)
+    return paths
+
+
+def configuration(model: Path) -> RunConfig:
+    return RunConfig(
+        model=ModelSection(path=str(model)),
+        tasks=TasksSection(train="unused"),
+        rollout=RolloutSection(context_tokens=512, max_tokens=32),
+        inference=InferenceSection(enforce_eager=True, kv_cache_gib=0.25, start_timeout_s=400),
+    )
+
+
+def new_replica(model: Path, version: str | None, folder: Path) -> Replica:
+    config = configuration(model)
+    return Replica(config, secret=SECRET, replica_id="r0", model=model, initial_version=version, log_dir=folder)
+
+
+async def started(model: Path, version: str | None, folder: Path) -> tuple[Replica, str]:
+    replica = new_replica(model, version, folder)
+    took = await replica.start()
+    print(f"engine start {took:.1f} s")
+    return replica, await replica.serve("127.0.0.1")
+
+
+@pytest.fixture(scope="module")
+def served(loop: Loop, models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Replica, str]]:
+    folder = tmp_path_factory.mktemp("logs")
+
+    async def start() -> tuple[Replica, str]:
+        return await started(models[0], "0.0", folder)
+
+    replica, url = loop.run(start())
+    yield replica, url
+    loop.run(replica.stop())
+
+
+def stage(model: Path, version: str, folder: Path) -> tuple[Path, Path]:
+    """What the receiver leaves behind: (manifest file, staging file) of a model directory."""
+    from transformers import AutoModelForCausalLM
+
+    from hpcrl.weights.snapshot import Snapshot
+
+    snapshot = Snapshot.of_model(AutoModelForCausalLM.from_pretrained(model))
+    snapshot.capture()
+    pieces = cut(snapshot.layout.nbytes, 1 << 18)
+    chunks = [Chunk(start, size, chunk_digest(snapshot.view[start : start + size])) for start, size in pieces]
+    manifest = Manifest.build(
+        PolicyVersion.parse(version), None, snapshot.layout, chunks, tokenizer_digest="00", model_config_digest="00"
+    )
+    manifest_path, staging = folder / f"{version}.json", folder / f"{version}.weights"
+    manifest_path.write_text(manifest.to_json())
+    staging.write_bytes(snapshot.view)
+    return manifest_path, staging
+
+
+class Client:
+    """A harness: a base URL and a key."""
+
+    def __init__(self, url: str, attempt: str, version: str = "0.0", replica: str = "r0") -> None:
+        self.url = url
+        self.key = sign_attempt_key(SECRET, AttemptKey(attempt, version, replica))
+        self.attempt = attempt
+
+    async def post(self, path: str, body: dict[str, Any], key: str | None = None) -> tuple[int, dict[str, Any]]:
+        headers = {"Authorization": f"Bearer {key or self.key}"}
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(self.url.removesuffix("/v1") + path, json=body, headers=headers) as response,
+        ):
+            return response.status, await response.json()
+
+    async def chat(self, messages: list[dict[str, Any]], **more: Any) -> tuple[int, dict[str, Any]]:
+        return await self.post("/v1/chat/completions", {"model": "policy", "messages": messages, **more})
+
+    async def record(self) -> AttemptRecord:
+        status, body = await self.post("/side/record", {"attempt_id": self.attempt}, role_key(SECRET, "worker"))
+        assert status == 200, body
+        return AttemptRecord.model_validate(body)
+
+
+async def talk(client: Client, turns: int = 3) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    for turn in range(turns):
+        messages.append({"role": "user", "content": f"output of turn {turn}: é"})
+        status, body = await client.chat(messages, max_tokens=24)
+        assert status == 200, body
+        assert set(body) == {"id", "object", "created", "model", "choices", "usage"}
+        messages.append(body["choices"][0]["message"])
+    return messages
+
+
+def forward_logprobs(model: Path, token_ids: list[int]) -> list[float]:
+    """log p(token | tokens before) by transformers; 0.0 for the first."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.no_grad():
+        logits = AutoModelForCausalLM.from_pretrained(model)(torch.tensor([token_ids])).logits[0]
+    logprobs = torch.log_softmax(logits.float(), -1)
+    return [0.0, *(logprobs[i, token].item() for i, token in enumerate(token_ids[1:]))]
+
+
+def largest_gap(model: Path, record: AttemptRecord) -> float:
+    expected = forward_logprobs(model, record.token_ids)
+    pairs = zip(record.logprobs, expected, record.loss_mask, strict=True)
+    return max(abs(recorded - computed) for recorded, computed, mask in pairs if mask)
+
+
+def test_dialogue_is_recorded_token_exactly(loop: Loop, served: tuple[Replica, str], models: list[Path]) -> None:
+    from hpcrl.inference.tokenizer import HFTokenizer
+
+    client = Client(served[1], "dialogue")
+    messages = loop.run(talk(client))
+    record = loop.run(client.record())
+    assert record.messages == messages
+    assert record.segments == [0]
+    assert len(record.requests) == 3
+    assert sum(record.loss_mask) == sum(span.end - span.start for span in record.version_spans) > 0
+    assert {span.version for span in record.version_spans} == {"0.0"}
+    for request in record.requests:
+        assert request.ending in ("stop", "length")
+        assert all(record.loss_mask[request.start : request.end])
+    assert all(math.isfinite(value) and value <= 0 for value in record.logprobs)
+    assert largest_gap(models[0], record) < 1e-4
+    first = HFTokenizer(models[0])
+    prompt = first.encode(first.render(messages[:1], True))
+    assert record.token_ids[: len(prompt)] == prompt
+    assert loop.run(client.record()) == record
+    status, body = loop.run(client.chat(messages))
+    assert (status, body["error"]["code"]) == (409, "attempt_closed")
+
+
+def test_refusals_name_the_cause(loop: Loop, served: tuple[Replica, str]) -> None:
+    url = served[1]
+    question = [{"role": "user", "content": "x"}]
+
+    async def codes() -> list[tuple[int, str]]:
+        answers = [
+            await Client(url, "a", version="0.9").chat(question),
+            await Client(url, "a", replica="r1").chat(question),
+            await Client(url, "a").chat(question, temperature=0.5),
+            await Client(url, "a").chat(question, top_k=5),
+            await Client(url, "a").chat(question, stream=True),
+            await Client(url, "a").chat([{"role": "user", "content": "x" * 600}]),
+            await Client(url, "a").post("/v1/chat/completions", {"messages": question}, key="sk-wrong.key"),
+            await Client(url, "a").post("/side/record", {"attempt_id": "a"}),
+            await Client(url, "a").post("/side/record", {"attempt_id": "never"}, role_key(SECRET, "worker")),
+        ]
+        return [(status, body["error"]["code"]) for status, body in answers]
+
+    assert loop.run(codes()) == [
+        (409, "stale_version"),
+        (403, "wrong_replica"),
+        (400, "temperature_fixed"),
+        (400, "unknown_parameter"),
+        (400, "unsupported_value"),
+        (400, "context_length_exceeded"),
+        (401, "bad_key"),
+        (401, "bad_key"),
+        (404, "unknown_attempt"),
+    ]
+
+
+def test_client_that_leaves_cancels_its_generation(loop: Loop, served: tuple[Replica, str]) -> None:
+    replica, url = served
+    client = Client(url, "leaves")
+
+    async def leave() -> AttemptRecord:
+        for _ in range(20):
+            call = asyncio.create_task(client.chat([{"role": "user", "content": "x"}]))
+            while not replica.active_requests and not call.done():
+                await asyncio.sleep(0.001)
+            call.cancel()
+            if await asyncio.gather(call, return_exceptions=True) and call.cancelled():
+                break
+        while replica.active_requests:
+            await asyncio.sleep(0.01)
+        return await client.record()
+
+    record = loop.run(leave())
+    assert record.requests[-1].ending == "client_cancelled"
+    assert record.requests[-1].start == record.requests[-1].end
+
+
+def test_throughput_with_32_callers(loop: Loop, served: tuple[Replica, str]) -> None:
+    async def caller(index: int) -> None:
+        await talk(Client(served[1], f"load-{index}"), turns=3)
+
+    async def all_callers() -> float:
+        began = time.monotonic()
+        await asyncio.gather(*(caller(index) for index in range(32)))
+        return time.monotonic() - began
+
+    took = loop.run(all_callers())
+    print(f"96 calls by 32 callers in {took:.2f} s: {96 / took:.0f} calls/s, process CPU shared with the client")
+    assert took < 60
+
+
+def test_flip_serves_the_new_weights(
+    loop: Loop, served: tuple[Replica, str], models: list[Path], tmp_path: Path
+) -> None:
+    replica, url = served
+    loop.run(talk(Client(url, "warms-the-prefix-cache"), turns=1))
+    manifest, staging = stage(models[1], "0.1", tmp_path)
+    flipped = loop.run(replica.flip("0.1", manifest, staging))
+    print(f"pause {flipped.pause_s * 1000:.0f} ms, of which loading {flipped.load_s * 1000:.0f} ms")
+    assert replica.served_version == "0.1"
+    client = Client(url, "after-flip", version="0.1")
+    loop.run(talk(client))
+    record = loop.run(client.record())
+    assert {span.version for span in record.version_spans} == {"0.1"}
+    assert largest_gap(models[1], record) < 1e-4
+    status, body = loop.run(Client(url, "bound-to-old").chat([{"role": "user", "content": "x"}]))
+    assert (status, body["error"]["code"]) == (409, "stale_version")
+
+    staging.write_bytes(b"\x00" + staging.read_bytes()[1:])
+    with pytest.raises(InfraError, match=r"flip_refused.*0\.1 goes on serving"):
+        loop.run(replica.flip("0.1", manifest, staging))
+    loop.run(talk(Client(url, "after-refusal", version="0.1"), turns=1))
+    assert replica.restarts == 0
+
+
+def test_flipped_engine_equals_a_fresh_one(
+    loop: Loop, served: tuple[Replica, str], models: list[Path], tmp_path: Path
+) -> None:
+    replica, _ = served
+    manifest, staging = stage(models[1], "0.2", tmp_path)
+    loop.run(replica.flip("0.2", manifest, staging))
+
+    async def sample(which: Replica) -> list[tuple[int, float]]:
+        from hpcrl.protocol.messages import Sampling
+
+        prompt = [256, *b"user\nhello", 257, *b"\n", 256, *b"assistant\n"]
+        generated = await which.generate(prompt, Sampling(max_tokens=32), [257], seed=7)
+        return list(zip(generated.token_ids, generated.logprobs, strict=True))
+
+    async def fresh() -> list[tuple[int, float]]:
+        other = new_replica(models[1], "0.2", tmp_path)
+        await other.start()
+        try:
+            return await sample(other)
+        finally:
+            await other.stop()
+
+    expected, found = loop.run(fresh()), loop.run(sample(replica))
+    assert [token for token, _ in found] == [token for token, _ in expected]
+    assert max(abs(a - b) for (_, a), (_, b) in zip(found, expected, strict=True)) < 1e-5
+
+
+def test_killed_engine_is_replaced_and_reloaded(
+    loop: Loop, served: tuple[Replica, str], models: list[Path], tmp_path: Path
+) -> None:
+    replica, url = served
+    manifest, staging = stage(models[1], "0.3", tmp_path)
+    loop.run(replica.flip("0.3", manifest, staging))
+    guard = replica._server.pid
+    assert guard is not None
+    api_server = min(pid for pid in session_members(guard) if pid != guard)
+    began = time.monotonic()
+    os.kill(api_server, signal.SIGKILL)
+    while replica.restarts == 0 and time.monotonic() - began < 30:
+        time.sleep(0.02)
+    print(f"death noticed after {time.monotonic() - began:.2f} s")
+    assert replica.restarts == 1
+    assert session_members(guard) == []
+
+    async def back() -> AttemptRecord:
+        while True:
+            client = Client(url, f"after-death-{time.monotonic()}", version="0.3")
+            status, _ = await client.chat([{"role": "user", "content": "x"}])
+            if status == 200:
+                return await client.record()
+            assert status == 503
+
+    record = loop.run(back())
+    assert {span.version for span in record.version_spans} == {"0.3"}
+    assert largest_gap(models[1], record) < 1e-4

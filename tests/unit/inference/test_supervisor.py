@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from hpcrl.errors import DataError
+from hpcrl.inference.supervisor import TokenSpan, _read_generated
+
+ANSWER: dict[str, Any] = {
+    "choices": [
+        {
+            "token_ids": [5, 6],
+            "logprobs": {"content": [{"token_id": 5, "logprob": -0.5}, {"token_id": 6, "logprob": -0.25}]},
+            "weight_versions": [{"version": "0.1", "start": 0, "end": 1}, {"version": "0.2", "start": 1, "end": 2}],
+            "finish_reason": "stop",
+        }
+    ]
+}
+
+
+def changed(path: list[Any], value: Any) -> dict[str, Any]:
+    answer = copy.deepcopy(ANSWER)
+    place: Any = answer["choices"][0]
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    return answer
+
+
+def test_an_answer_is_read() -> None:
+    generated = _read_generated(ANSWER)
+    assert (generated.token_ids, generated.logprobs, generated.finish_reason) == ([5, 6], [-0.5, -0.25], "stop")
+    assert generated.spans == [TokenSpan(0, 1, "0.1"), TokenSpan(1, 2, "0.2")]
+
+
+def test_an_aborted_answer_without_tokens_is_read() -> None:
+    answer = {"choices": [{"token_ids": [], "logprobs": None, "weight_versions": None, "finish_reason": "abort"}]}
+    assert _read_generated(answer).finish_reason == "abort"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {},
+        {"choices": []},
+        changed(["logprobs"], None),
+        changed(["logprobs", "content"], ANSWER["choices"][0]["logprobs"]["content"][:1]),
+        changed(["logprobs", "content", 0, "token_id"], 9),
+        changed(["logprobs", "content", 0, "logprob"], float("nan")),
+        changed(["logprobs", "content", 0, "logprob"], -9999.0),
+        changed(["logprobs", "content", 0, "logprob"], None),
+        changed(["weight_versions"], None),
+        changed(["weight_versions", 1, "start"], 0),
+        changed(["weight_versions", 1, "end"], 3),
+    ],
+)
+def test_an_incomplete_answer_is_a_data_error(answer: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match="engine_answer"):
+        _read_generated(answer)
