@@ -12,15 +12,19 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from hpcrl.errors import DataError, UserError
+from hpcrl.errors import DataError, RunError, UserError
 from hpcrl.protocol.rundir import publish_text
 from hpcrl.protocol.version import PolicyVersion
 from hpcrl.trainer.distributed import Ranks
@@ -68,7 +72,7 @@ class Checkpoints:
         self._keep = keep
 
     def save(self, policy: Policy, optimizer: torch.optim.Optimizer, version: PolicyVersion) -> Checkpoint:
-        """Write a checkpoint; when this returns it is complete and durable."""
+        """Write a checkpoint; when this returns it is complete and durable. Raises RunError when it cannot be written."""
         final = self._folder / str(version)
         partial = self._folder / f".{version}{_PARTIAL}"
         if self._ranks.leads:
@@ -77,7 +81,11 @@ class Checkpoints:
         self._ranks.barrier()
         model_state, optimizer_state = get_state_dict(policy.model, optimizer)
         state = {"model": model_state, "optimizer": optimizer_state, "rng": {self._rng_key(): self._rng_state()}}
-        dcp.save(state, checkpoint_id=str(partial), no_dist=self._ranks.world == 1)
+        try:
+            with _quiet():
+                dcp.save(state, checkpoint_id=str(partial), no_dist=self._ranks.world == 1)
+        except (CheckpointException, OSError) as error:
+            raise RunError(f"cannot write the checkpoint {final}: {_cause(error)}") from error
         self._ranks.barrier()
         if self._ranks.leads:
             (partial / _STATE).write_text(json.dumps({"version": str(version), "ranks": self._ranks.world}))
@@ -99,13 +107,14 @@ class Checkpoints:
         if same_ranks:
             state["rng"] = {self._rng_key(): self._rng_state()}
         try:
-            dcp.load(state, checkpoint_id=str(checkpoint.path), no_dist=self._ranks.world == 1)
+            with _quiet():
+                dcp.load(state, checkpoint_id=str(checkpoint.path), no_dist=self._ranks.world == 1)
             set_state_dict(
                 policy.model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
             )
-        except (RuntimeError, ValueError, KeyError, OSError) as error:
-            text = " ".join(str(error).split())[:500]
-            raise DataError("bad_checkpoint", f"{checkpoint.path} cannot be loaded into this model: {text}") from error
+        except (CheckpointException, RuntimeError, ValueError, KeyError, OSError) as error:
+            text = f"{checkpoint.path} cannot be loaded into this model: {_cause(error)}"
+            raise DataError("bad_checkpoint", text) from error
         if same_ranks:
             torch.set_rng_state(state["rng"][self._rng_key()])
 
@@ -125,6 +134,21 @@ class Checkpoints:
             # The marker first: a half-removed checkpoint must not look complete.
             (old.path / _MARKER).unlink()
             shutil.rmtree(old.path)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torch warns about the absence of a process group even when told that there is none."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
+
+
+def _cause(error: BaseException) -> str:
+    """One line; torch wraps each rank's error, with its traceback, in a CheckpointException."""
+    if isinstance(error, CheckpointException):
+        error = next((wrapped[0] for wrapped in error.failures.values()), error)
+    return " ".join(str(error).split())[:500]
 
 
 def _fsync_tree(folder: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -88,12 +90,10 @@ def trajectory(
 
 def record_logprobs(policy: Policy, sample: Trajectory) -> Trajectory:
     """The sample with the logprobs that ``policy`` gives it, as if it had been sampled by it."""
-    from dataclasses import replace
-
     logprobs = sample.logprobs.copy()
     bounds = [*sample.segments.tolist(), sample.tokens]
     with torch.no_grad():
-        for start, end in zip(bounds[:-1], bounds[1:], strict=True):
+        for start, end in pairwise(bounds):
             ids = torch.from_numpy(sample.token_ids[start:end].astype(np.int64))[None]
             logits = policy.model(input_ids=ids, use_cache=False).logits[0, :-1].float() / policy.temperature
             found = torch.log_softmax(logits, -1).gather(-1, ids[0, 1:, None])[:, 0].numpy()
