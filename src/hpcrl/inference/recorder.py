@@ -76,12 +76,13 @@ class Call:
 
 
 class Session:
-    """The contexts and calls of one attempt, bound to one policy version."""
+    """The contexts and calls of one attempt, bound to one policy version; ``running`` counts the calls under way."""
 
     def __init__(self, attempt_id: str, version: str, now: float) -> None:
         self.attempt_id = attempt_id
         self.version = version
         self.touched_at = now
+        self.running = 0
         self._segments: list[_Segment] = []
         self._calls: list[Call] = []
         self._last_messages: Messages = []
@@ -92,11 +93,6 @@ class Session:
     def closed(self) -> bool:
         """Whether the record was taken: no further calls."""
         return self._record is not None
-
-    @property
-    def running(self) -> int:
-        """Calls under way."""
-        return sum(call.ending is None for call in self._calls)
 
     def begin(self, dialogue: Dialogue, messages: Messages, sampling: Sampling, now: float, began_at: float) -> Call:
         """Find the prompt of a call. Every call begun must be ended once, by :meth:`finish` or :meth:`fail`.
@@ -111,6 +107,7 @@ class Session:
         request_id = f"{self.attempt_id}-q{len(self._calls)}"
         call = Call(request_id, messages, prompt, sampling, began_at, now, segment)
         self._calls.append(call)
+        self.running += 1
         self.touched_at = now
         return call
 
@@ -134,6 +131,7 @@ class Session:
 
     def fail(self, call: Call, ending: Ending, now: float) -> None:
         """End a call that adds no tokens."""
+        self.running -= 1
         call.ending, call.ended_at = ending, now
         call.segment.busy = False
         self.touched_at = now
@@ -207,6 +205,7 @@ class Recorder:
         self._keep_s = keep_s
         self._idle_s = idle_s
         self._sessions: dict[str, Session] = {}
+        self._released_at = -math.inf
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -224,6 +223,9 @@ class Recorder:
         return self._sessions.get(attempt_id)
 
     def _release(self, now: float) -> None:
+        if now - self._released_at < self._keep_s / 10:
+            return
+        self._released_at = now
         for attempt_id, session in list(self._sessions.items()):
             limit = self._keep_s if session.closed else self._idle_s
             if not session.running and now - session.touched_at > limit:
