@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from hpcrl.errors import EnvironmentFault
+from hpcrl.sandbox.sweep import WorkerScratch, default_base, sweep
+
+
+def test_the_living_are_spared_and_the_dead_removed(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    alive = WorkerScratch(base)
+    dead = base / "w-dead"
+    (dead / "attempt" / "work").mkdir(parents=True)
+    (dead / "lock").touch()
+    (base / "w-half-removed").mkdir()
+    (base / ".new-starting").mkdir()
+    (base / "unrelated").mkdir()
+    assert sweep(base) == ["w-dead", "w-half-removed"]
+    assert sorted(os.listdir(base)) == sorted([".new-starting", "unrelated", alive.path.name])
+    alive.new_attempt("g/1 x").mkdir()
+    alive.close()
+    assert sorted(os.listdir(base)) == [".new-starting", "unrelated"]
+
+
+def test_an_attempt_name_is_one_plain_component(tmp_path: Path) -> None:
+    scratch = WorkerScratch(tmp_path / "base")
+    try:
+        first, second = scratch.new_attempt("../g,1:x"), scratch.new_attempt("../g,1:x")
+        assert first != second and first.parent == scratch.path and first.name.startswith(".._g_1_x-")
+    finally:
+        scratch.close()
+
+
+def test_nothing_to_sweep(tmp_path: Path) -> None:
+    assert sweep(tmp_path / "missing") == []
+
+
+def test_a_lock_held_elsewhere_counts(tmp_path: Path) -> None:
+    worker = tmp_path / "w-1"
+    worker.mkdir()
+    descriptor = os.open(worker / "lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    assert sweep(tmp_path) == []
+    os.close(descriptor)
+    assert sweep(tmp_path) == ["w-1"]
+
+
+def test_a_base_of_somebody_else(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(EnvironmentFault, match="HPCRL_SCRATCH"):
+        WorkerScratch(tmp_path / "link")
+
+
+def test_default_base(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", "/a")
+    monkeypatch.setenv("SLURM_TMPDIR", "/b")
+    monkeypatch.delenv("HPCRL_SCRATCH", raising=False)
+    assert default_base() == Path(f"/b/hpcrl-{os.geteuid()}")
+    monkeypatch.setenv("HPCRL_SCRATCH", "/c")
+    assert default_base() == Path(f"/c/hpcrl-{os.geteuid()}")
