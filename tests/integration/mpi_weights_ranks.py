@@ -64,8 +64,13 @@ def expected_bytes(manifest: Manifest, tensors: dict[str, torch.Tensor]) -> byte
 class CorruptingPublisher(Publisher):
     """Flips one byte of version 0.1 after its digest was taken."""
 
+    corrupted = False
+
     def _send_wave(self, job: Any, *rest: Any) -> None:
-        if str(job.version) == "0.1" and self._leads:
+        if (
+            str(job.version) == "0.1" and self._leads and not self.corrupted
+        ):  # once: a version may go out in several waves
+            self.corrupted = True
             self._snapshot.view[5] ^= 0xFF
         super()._send_wave(job, *rest)
 
@@ -132,6 +137,7 @@ def run_receiver(scenario: str, world: World, staging: Staging) -> dict[str, Any
         seen[-1] |= {"transfer_s": timings.transfer_s, "verify_s": timings.verify_s, "at": time.time()}
         if scenario == "slow_flip" and world.rank == world.receivers[0] and manifest.step == 0:
             time.sleep(1.0)
+            seen[-1]["equal"] = path.read_bytes() == data  # nothing may write to a half that is being flipped to
         if scenario == "flip_fails" and manifest.step == 1 and world.rank == world.receivers[0]:
             raise InfraError("flip_failed", "the engine said no")
 

@@ -103,6 +103,7 @@ def test_a_failed_flip_is_told_and_the_old_version_stays_active(tmp_path: Path) 
 
 def test_a_replica_that_still_flips_does_not_hold_up_the_others(tmp_path: Path) -> None:
     seen = run(tmp_path, "slow_flip")
+    assert all(s["equal"] for replica in seen[2:] for s in replica["seen"])
     slow, fast = ({s["version"]: s["at"] for s in replica["seen"]} for replica in seen[2:])
     assert set(slow) == set(fast) == {"0.0", "0.1", "0.2"}
     assert slow["0.1"] - slow["0.0"] > 0.9

@@ -82,6 +82,14 @@ def test_inconsistent_manifest_is_refused(path: tuple[Any, ...], value: Any) -> 
         Manifest.from_dict(data)
 
 
+def test_chunks_must_cover_the_copy() -> None:
+    data = make().to_dict()
+    data["chunks"].pop()
+    data["digest"] = whole_digest(chunk["digest"] for chunk in data["chunks"])
+    with pytest.raises(DataError, match="chunks end at 100, the copy at 132"):
+        Manifest.from_dict(data)
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 3}'])
 def test_malformed_text_is_refused(text: str) -> None:
     with pytest.raises(DataError):
