@@ -87,7 +87,7 @@ def completion(
 ) -> dict[str, Any]:
     """OpenAI's chat.completion object. ``prompt`` and ``sampled`` are numbers of tokens."""
     return {
-        "id": f"chatcmpl-{request_id}",
+        "id": request_id,
         "object": "chat.completion",
         "created": int(now),
         "model": model,
