@@ -37,6 +37,9 @@ DTYPE_BYTES = {
 }
 """Types that can travel, by their torch name, and bytes per element."""
 
+_MAX_CHUNK = 1 << 30
+"""Some MPI libraries fail beyond 2 GiB per message."""
+
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
@@ -197,8 +200,8 @@ class Manifest:
 
 def cut(nbytes: int, chunk_bytes: int) -> list[tuple[int, int]]:
     """``(offset, nbytes)`` of the chunks of a flat copy; only the last may be shorter."""
-    if chunk_bytes <= 0:
-        raise UserError(f"chunk size must be at least 1 byte, not {chunk_bytes} (weights.chunk_mib)")
+    if not 0 < chunk_bytes <= _MAX_CHUNK:
+        raise UserError(f"a chunk must have 1 … {_MAX_CHUNK} bytes, not {chunk_bytes} (weights.chunk_mib: at most 1024)")
     return [(offset, min(chunk_bytes, nbytes - offset)) for offset in range(0, nbytes, chunk_bytes)]
 
 

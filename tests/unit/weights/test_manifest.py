@@ -101,8 +101,9 @@ def test_bad_tensors_are_named() -> None:
         Layout.of([("w", "float32", (1,)), ("w", "float32", (1,))])
     with pytest.raises(UserError, match=r"w has type complex64; allowed: bool"):
         Layout.of([("w", "complex64", (1,))])
-    with pytest.raises(UserError, match="chunk_mib"):
-        cut(10, 0)
+    for size in (0, (1 << 30) + 1):
+        with pytest.raises(UserError, match="chunk_mib"):
+            cut(10, size)
 
 
 def test_wire_order_groups_by_layer() -> None:
