@@ -201,7 +201,9 @@ class Manifest:
 def cut(nbytes: int, chunk_bytes: int) -> list[tuple[int, int]]:
     """``(offset, nbytes)`` of the chunks of a flat copy; only the last may be shorter."""
     if not 0 < chunk_bytes <= _MAX_CHUNK:
-        raise UserError(f"a chunk must have 1 … {_MAX_CHUNK} bytes, not {chunk_bytes} (weights.chunk_mib: at most 1024)")
+        raise UserError(
+            f"a chunk must have 1 … {_MAX_CHUNK} bytes, not {chunk_bytes} (weights.chunk_mib: at most 1024)"
+        )
     return [(offset, min(chunk_bytes, nbytes - offset)) for offset in range(0, nbytes, chunk_bytes)]
 
 
