@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import pytest
 from fake_replica import FakeReplica, Fault, Messages, Script
 
 from hpcrl.config import dump_config, parse_config
@@ -68,7 +71,11 @@ class World:
         self.run.config.write_text(dump_config(self.config))
         publish_text(self.run.token, new_secret(), 0o600)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.environment = {**os.environ, "HPCRL_SCRATCH": str(root / "scratch")}
+        # Run by root, containers are an ordinary user's, who cannot pass pytest's private directories.
+        self.scratch = Path(tempfile.mkdtemp(prefix="hpcrl-test-"))
+        self.scratch.chmod(0o711)
+        self.left: list[str] = []
+        self.environment = {**os.environ, "HPCRL_SCRATCH": str(self.scratch)}
 
     def start(self, role: str, *args: str) -> None:
         command = [sys.executable, "-m", f"hpcrl.run.{role}", "--run-dir", str(self.run.root), *args]
@@ -118,6 +125,15 @@ class World:
                 process.terminate()
         for process in self.processes.values():
             process.wait(20)
+        deadline = time.monotonic() + 10
+        while self.leftovers() and time.monotonic() < deadline:  # a killed worker's guard sweeps a moment later
+            time.sleep(0.1)
+        self.left = self.leftovers()
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def leftovers(self) -> list[str]:
+        """Scratch directories of workers and scorers."""
+        return [str(path) for path in self.scratch.glob("*/w-*")]
 
 
 @contextmanager
@@ -170,7 +186,7 @@ def test_from_lease_to_batch(tmp_path: Path) -> None:
         summary = summarize(collect(run.run.root))
         assert summary["tokens_generated"] > 0
     assert not list(run.run.shards.glob("*.partial"))
-    assert not list((tmp_path / "scratch").glob("*/w-*"))
+    assert run.left == []
 
 
 def test_infrastructure_failures_are_tried_again(tmp_path: Path) -> None:
@@ -247,10 +263,7 @@ def test_a_killed_worker_costs_its_attempts_only(tmp_path: Path) -> None:
         assert status.failures.get("infra:lease_expired", 0) >= 1 and status.duplicates == 0
         del run.processes["worker --index 0"]
         run.finish()
-    deadline = time.monotonic() + 10
-    while list((tmp_path / "scratch").glob("*/w-*")) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not list((tmp_path / "scratch").glob("*/w-*"))
+    assert run.left == []
 
 
 def test_the_coordinator_restarts_under_load(tmp_path: Path) -> None:
@@ -278,4 +291,33 @@ def test_sigterm_ends_a_worker_cleanly(tmp_path: Path) -> None:
             run.processes[name].terminate()
             assert run.processes[name].wait(15) == 0
         assert run.status().attempts.get(State.ARTIFACT_READY, 0) == 0
-    assert not list((tmp_path / "scratch").glob("*/w-*"))
+    assert run.left == []
+
+
+@pytest.mark.apptainer
+def test_repair_tasks_in_real_containers(tmp_path: Path) -> None:
+    """The quickstart's tasks: even rollouts apply the reference solution, odd ones break the file."""
+    solutions = {
+        (task / "instruction.md").read_text().strip(): (task / "solution" / "solve.sh").read_text().splitlines()[-1]
+        for task in sorted(Path("tasks/repair/train").iterdir())
+    }
+
+    def script(key: AttemptKey, messages: Messages) -> str:
+        if len(messages) == 1:
+            return "```bash\ncat sol.py\n```"
+        assert messages[-1]["content"].startswith("def ")
+        command = solutions[messages[0]["content"]] if even(key) else "echo 'def' > sol.py"
+        return f"```bash\n{command}\n```"
+
+    with world(tmp_path, script, sandbox={"backend": "apptainer"}, tasks={"train": "tasks/repair/train"}) as (run, _):
+        groups = run.batch()
+        for group in groups:
+            assert {t.rollout_id[-2:]: t.reward for t in group.trajectories} == {
+                "r0": 1.0,
+                "r1": 0.0,
+                "r2": 1.0,
+                "r3": 0.0,
+            }
+        assert run.status().failures == {}
+        run.finish()
+    assert run.left == []

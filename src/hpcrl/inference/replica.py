@@ -22,7 +22,7 @@ import uvicorn
 
 from hpcrl.config.schema import RunConfig
 from hpcrl.errors import InfraError
-from hpcrl.inference.proxy import Proxy, Stats
+from hpcrl.inference.proxy import Proxy, ReplyTokenizer, Stats
 from hpcrl.inference.supervisor import Flipped, Generated, VllmServer
 from hpcrl.inference.tokenizer import HFTokenizer
 from hpcrl.inference.versions import Staged, VersionHolder
@@ -41,6 +41,7 @@ class Replica:
 
     ``model`` is the directory of the start weights, ``initial_version`` their name ("0.0"), or None when they must not be served
     (a resumed run: nothing is served before the first flip). ``on_restart(version)`` is awaited after a dead child was replaced.
+    ``tokenizer`` and ``new_server(version)`` replace the model's tokenizer and the vLLM server (tests).
     """
 
     def __init__(
@@ -53,14 +54,15 @@ class Replica:
         initial_version: str | None,
         log_dir: Path,
         on_restart: Callable[[str | None], Awaitable[None]] | None = None,
+        tokenizer: ReplyTokenizer | None = None,
+        new_server: Callable[[str | None], VllmServer] | None = None,
     ) -> None:
-        self._config = config
-        self._model = model
-        self._log = log_dir / f"vllm-{replica_id}.log"
+        log = log_dir / f"vllm-{replica_id}.log"
         self._versions = VersionHolder(initial_version)
         self._on_restart = on_restart
-        self._server = self._new_server()
-        self._proxy = Proxy(config, secret, replica_id, self, HFTokenizer(model))
+        self._new_server = new_server or (lambda version: VllmServer(config, model, version, log))
+        self._server = self._new_server(self._versions.start_version)
+        self._proxy = Proxy(config, secret, replica_id, self, tokenizer or HFTokenizer(model))
         self._lock = asyncio.Lock()
         self._gate = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
@@ -157,9 +159,6 @@ class Replica:
             self._web.should_exit = self._web.force_exit = True
             await self._web_task
 
-    def _new_server(self) -> VllmServer:
-        return VllmServer(self._config, self._model, self._versions.start_version, self._log)
-
     def _open_gate(self) -> None:
         if self._server.serving:
             self._gate.set()
@@ -197,7 +196,7 @@ class Replica:
         self.restarts += 1
         if self.restarts > _RESTARTS:
             raise InfraError("engine_dead", f"the engine was restarted {_RESTARTS} times; the last cause: {why}")
-        self._server = self._new_server()
+        self._server = self._new_server(self._versions.start_version)
         await self._server.start()
         fallback = self._versions.fallback
         if fallback is not None:

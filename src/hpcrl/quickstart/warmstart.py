@@ -46,17 +46,21 @@ FINAL_RATE_SHARE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """``steps`` optimiser steps on demonstrations with ``flaws``; the learning rates ramp up and decay within it."""
+    """``steps`` optimiser steps on demonstrations with ``flaws``.
+
+    The learning rates ramp up and decay within the stage; ``rate`` scales them.
+    """
 
     name: str
     steps: int
     flaws: Flaws = CLEAN
+    rate: float = 1.0
 
 
 STAGES = (
     Stage("skill", 650),
     Stage("polish", 400),
-    Stage("spoil", 60, Flaws(blind=0.45, careless=0.2)),
+    Stage("spoil", 60, Flaws(blind=0.55, careless=0.25), rate=0.5),
 )
 
 
@@ -64,7 +68,7 @@ def warm_start(seed: int, stages: tuple[Stage, ...] = STAGES) -> Qwen3ForCausalL
     """A new model taken through ``stages``; minutes of CPU time."""
     model = new_model(seed)
     for index, stage in enumerate(stages):
-        train(model, stage, random.Random(f"{seed}/{index}"))
+        train(model, stage, random.Random(f"{seed}/{index}/{stage.name}"))
     return model.eval()
 
 
@@ -77,7 +81,7 @@ def train(model: Qwen3ForCausalLM, stage: Stage, rng: random.Random) -> None:
     started = time.monotonic()
     model.train()
     for step in range(1, stage.steps + 1):
-        share = _rate_share(step, stage.steps)
+        share = stage.rate * _rate_share(step, stage.steps)
         for optimizer, rates in zip(optimizers, base_rates, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * share

@@ -59,7 +59,8 @@ class Batcher(Generic[Item]):
 
     async def _deliver(self, batch: _Batch[Item]) -> Ack:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(batch.full.wait(), self._delay_s)
+            async with asyncio.timeout(self._delay_s):
+                await batch.full.wait()
         if self._open is batch:
             self._open = None
         return await self._send(batch.items)

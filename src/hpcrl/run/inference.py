@@ -129,7 +129,11 @@ class _Rank:
             verify_s=timings.verify_s,
             pause_s=flipped.pause_s,
         )
-        self._client.call(api.READY, ready)
+        try:
+            self._client.call(api.READY, ready)
+        except InfraError as error:
+            # Not a refusal: the engine serves the new copy, only nobody can be told. The rank ends with this reason.
+            raise RuntimeError(f"{self._id} serves {manifest.version} but cannot report it: {error}") from error
         self._write(
             {"transfer_s": timings.transfer_s, "verify_s": timings.verify_s, "flip_pause_s": flipped.pause_s},
             manifest.step,

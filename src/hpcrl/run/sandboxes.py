@@ -7,14 +7,18 @@ import asyncio
 import os
 import socket
 import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from hpcrl.config import RunConfig
 from hpcrl.errors import InfraError, UserError
 from hpcrl.sandbox.artifact import pack
+from hpcrl.sandbox.check import preflight
 from hpcrl.sandbox.images import Image, resolve
 from hpcrl.sandbox.limits import Limits
 from hpcrl.sandbox.pool import SandboxPool
+from hpcrl.sandbox.sweep import default_base
 from hpcrl.sandbox.tasks import Task
 
 __all__ = ["Images", "empty_artifact", "limits_of", "node_arguments", "open_pool", "process_name", "unusable"]
@@ -34,11 +38,6 @@ def limits_of(config: RunConfig) -> Limits:
         processes=sandbox.processes,
         open_files=sandbox.open_files,
     )
-
-
-def open_pool(config: RunConfig) -> SandboxPool:
-    """The process's pool, not entered yet."""
-    return SandboxPool(backend=config.sandbox.backend, start_concurrency=config.sandbox.start_concurrency)
 
 
 class Images:
@@ -61,6 +60,18 @@ class Images:
         if key not in self._found:
             self._found[key] = asyncio.create_task(asyncio.to_thread(resolve, *key))
         return await asyncio.shield(self._found[key])
+
+
+@asynccontextmanager
+async def open_pool(config: RunConfig, images: Images) -> AsyncIterator[SandboxPool]:
+    """The process's pool. One sandbox is tried first: a node that cannot start any must not burn every attempt it is given.
+
+    Raises UserError, EnvironmentFault.
+    """
+    image = await images.of(None)
+    async with SandboxPool(backend=config.sandbox.backend, start_concurrency=config.sandbox.start_concurrency) as pool:
+        await preflight(image, config.sandbox.backend, default_base())
+        yield pool
 
 
 def empty_artifact() -> bytes:

@@ -22,6 +22,7 @@ from hpcrl.protocol import client as calls
 from hpcrl.protocol import messages as m
 from hpcrl.protocol.rundir import RunDir
 from hpcrl.run.batching import Batcher
+from hpcrl.run.ending import cancel_all
 from hpcrl.run.role import role_main
 from hpcrl.run.sandboxes import Images, limits_of, node_arguments, open_pool, process_name, unusable
 from hpcrl.sandbox.pool import SandboxPool
@@ -75,10 +76,7 @@ class Scorer:
         """Score until the coordinator says stop or :meth:`stop`. Raises CoordinatorGone, or whatever broke the loop."""
         loops = {asyncio.create_task(self._lease_loop()), asyncio.create_task(self._stop.wait())}
         done, _ = await asyncio.wait(loops, return_when=asyncio.FIRST_COMPLETED)
-        tasks = [*loops, *self._running]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all((*loops, *self._running))
         for task in done:
             task.result()
         if self._error is not None:
@@ -167,8 +165,7 @@ async def _serve(run: RunDir, config: RunConfig, index: int) -> None:
     scorer_id = process_name(index)
     client = calls.AsyncClient(run, "scorer")
     images = Images(config)
-    await images.of(None)
-    async with open_pool(config) as pool:
+    async with open_pool(config, images) as pool:
         with MetricsWriter(run.root, "scorer", scorer_id) as metrics:
             scorer = Scorer(run, config, scorer_id, client, pool, images, metrics)
             for number in (signal.SIGTERM, signal.SIGINT):

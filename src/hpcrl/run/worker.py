@@ -14,6 +14,7 @@ An attempt fails in one place, ``_attempt``; the loops themselves fail only when
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import time
@@ -29,6 +30,7 @@ from hpcrl.protocol import messages as m
 from hpcrl.protocol.rundir import RunDir
 from hpcrl.run.attempts import AttemptRunner, Ended, attempt_values
 from hpcrl.run.batching import Batcher
+from hpcrl.run.ending import cancel_all
 from hpcrl.run.role import role_main
 from hpcrl.run.sandboxes import Images, node_arguments, open_pool, process_name
 from hpcrl.run.sealer import Sealer
@@ -121,9 +123,7 @@ class Worker:
         ]
         done, _ = await asyncio.wait(loops, return_when=asyncio.FIRST_COMPLETED)
         attempts = [live.task for live in self._live.values() if live.task is not None]
-        for task in (*loops, *attempts):
-            task.cancel()
-        await asyncio.gather(*loops, *attempts, return_exceptions=True)
+        await cancel_all((*loops, *attempts))
         for task in done:
             task.result()
         if self._error is not None:
@@ -163,11 +163,11 @@ class Worker:
 
     async def _heartbeat_loop(self) -> None:
         while True:
-            try:
-                await asyncio.wait_for(self._signals.started.wait(), self._config.coordinator.heartbeat_s)
-                await asyncio.sleep(_RUNNING_S)
-            except TimeoutError:
-                pass
+            # Not wait_for(): before Python 3.12 it may swallow a cancellation that meets the event.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._config.coordinator.heartbeat_s):
+                    await self._signals.started.wait()
+                    await asyncio.sleep(_RUNNING_S)
             self._signals.started.clear()
             running, self._unannounced = sorted(self._unannounced & self._live.keys()), set()
             beat = m.Heartbeat(worker_id=self._id, attempt_ids=sorted(self._live), running=running)
@@ -297,9 +297,8 @@ async def _serve(run: RunDir, config: RunConfig, index: int) -> None:
     worker_id = process_name(index)
     client = calls.AsyncClient(run, "worker")
     images = Images(config)
-    await images.of(None)
     async with (
-        open_pool(config) as pool,
+        open_pool(config, images) as pool,
         # No cap on connections: concurrency is the cap, and one attempt's call must not wait for another's.
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
     ):

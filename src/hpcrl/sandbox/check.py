@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
-import tempfile
 from pathlib import Path
 
 from hpcrl.errors import EnvironmentFault, HpcrlError
@@ -33,12 +31,10 @@ async def preflight(image: Image | None, backend: Backend = "apptainer", scratch
     if image is None:
         raise EnvironmentFault("no sandbox image: set sandbox.image")
     spec = SandboxSpec(image=image.path, limits=Limits(start_timeout_s=60.0))
-    base = Path(tempfile.mkdtemp(prefix="hpcrl-check-", dir=scratch))
-    os.chmod(base, 0o711)
     try:
         async with (
-            SandboxPool(backend=backend, start_concurrency=1, scratch=base) as pool,
-            pool.sandbox(spec) as sandbox,
+            SandboxPool(backend=backend, start_concurrency=1, scratch=scratch) as pool,
+            pool.sandbox(spec, "preflight") as sandbox,
         ):
             for command, fault in _CHECKS:
                 result = await sandbox.run(command, timeout_s=20.0)
@@ -49,11 +45,8 @@ async def preflight(image: Image | None, backend: Backend = "apptainer", scratch
     except EnvironmentFault:
         raise
     except HpcrlError as error:
-        raise EnvironmentFault(
-            f"a sandbox cannot be started from {image.path}: {error}{_hint(str(error), image)}"
-        ) from error
-    finally:
-        await asyncio.to_thread(shutil.rmtree, base, ignore_errors=True)
+        hint = _hint(str(error), image)
+        raise EnvironmentFault(f"a sandbox cannot be started from {image.path}: {error}{hint}") from error
 
 
 def _static_checks() -> None:

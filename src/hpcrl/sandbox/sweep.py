@@ -100,6 +100,8 @@ def _make_base(base: Path, mode: int) -> None:
 def sweep(base: Path) -> list[str]:
     """Remove what dead workers left below ``base``; returns the names of their directories. Raises OSError."""
     removed: list[str] = []
+    if base.is_symlink():
+        return removed
     try:
         names = sorted(os.listdir(base))
     except FileNotFoundError:
@@ -126,7 +128,7 @@ def _is_dead(path: Path) -> bool:
     try:
         descriptor = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
-        # The lock goes last but one: a removal was cut short.
+        # Workers make their lock before their directory gets its name: a removal was cut short.
         return True
     except OSError:
         return False

@@ -34,7 +34,9 @@ class Policy:
     def load(cls, path: Path | str, dtype: str, device: torch.device, temperature: float) -> Policy:
         """Load the weights at ``path`` as ``dtype`` ("float32", "bfloat16", "float16"). Raises UserError."""
         from transformers import AutoModelForCausalLM
+        from transformers.utils.logging import disable_progress_bar
 
+        disable_progress_bar()
         try:
             model: Any = AutoModelForCausalLM.from_pretrained(
                 str(path), dtype=getattr(torch, dtype), attn_implementation="sdpa", local_files_only=True

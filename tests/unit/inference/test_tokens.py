@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hpcrl.inference.tokens import Context, Dialogue
 
-from .toy import END, OTHER_END, ToyTokenizer
+from .toy import END, OTHER_END, ByteTokenizer, ToyTokenizer
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="<|>\x00"), max_size=12)
 
@@ -32,9 +32,11 @@ def sampled(talk: Dialogue, tokenizer: ToyTokenizer, question: str, answer: str,
     return Context(ids, prompt.text, [user(question), reply(answer)])
 
 
-@given(st.lists(st.tuples(TEXT, TEXT, st.booleans()), min_size=1, max_size=5))
-def test_a_dialogue_equals_its_full_rendering(turns: list[tuple[str, str, bool]]) -> None:
-    tokenizer, talk = dialogue()
+@pytest.mark.parametrize("tokenizer", [ToyTokenizer(), ByteTokenizer()], ids=["chatml", "quickstart"])
+@given(turns=st.lists(st.tuples(TEXT, TEXT, st.booleans()), min_size=1, max_size=5))
+def test_a_dialogue_equals_its_full_rendering(tokenizer: ToyTokenizer, turns: list[tuple[str, str, bool]]) -> None:
+    talk = Dialogue(tokenizer, tokenizer.end_ids)
+    end = [tokenizer.end]
     messages: list[dict[str, Any]] = []
     context: Context | None = None
     for question, answer, ended in turns:
@@ -45,7 +47,7 @@ def test_a_dialogue_equals_its_full_rendering(turns: list[tuple[str, str, bool]]
         assert prompt.token_ids == tokenizer.encode(text)
         assert prompt.token_ids[len(prompt.token_ids) - len(prompt.delta) :] == prompt.delta
         messages.append(reply(answer))
-        ids = prompt.token_ids + [ord(letter) for letter in answer] + ([END] if ended else [])
+        ids = prompt.token_ids + tokenizer.encode(answer) + (end if ended else [])
         context = Context(ids, text, list(messages))
 
 
@@ -115,23 +117,10 @@ def test_an_extension_costs_one_rendering() -> None:
     assert tokenizer.renders == before
 
 
-def test_quickstart_tokenizer_agrees_with_the_quickstart_layout() -> None:
+def test_quickstart_dialogue_has_the_quickstart_layout() -> None:
     from hpcrl.quickstart.dialogue import IM_END, encode, observation, opening
-    from hpcrl.quickstart.tokenizer import build_tokenizer
 
-    hf = build_tokenizer()
-
-    class Real(ToyTokenizer):
-        def render(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
-            return str(hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt))
-
-        def encode(self, text: str) -> list[int]:
-            return hf.backend_tokenizer.encode(text, add_special_tokens=False).ids
-
-        def decode(self, token_ids: list[int]) -> str:
-            return str(hf.decode(token_ids))
-
-    talk = Dialogue(Real(), frozenset({IM_END}))
+    talk = Dialogue(ByteTokenizer(), frozenset({IM_END}))
     messages = [user("Make it é.")]
     prompt = talk.begin(talk.render(messages))
     assert prompt.token_ids == opening("Make it é.")

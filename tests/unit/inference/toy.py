@@ -1,4 +1,4 @@
-"""Tokenizers of the tests: one id per character, specials as one id each, and three manners of templates."""
+"""Tokenizers of the tests: one id per character, specials as one id each, in three manners of templates; and the quickstart's."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ class ToyTokenizer:
 
     def __init__(self, manner: str = "chatml") -> None:
         self.manner = manner
+        self.end = END
         self.end_ids = frozenset({END, OTHER_END})
         self.renders = 0
 
@@ -44,3 +45,24 @@ class ToyTokenizer:
 
     def content(self, token_ids: list[int]) -> str:
         return "".join(chr(token) for token in token_ids if token not in SPECIALS.values())
+
+
+class ByteTokenizer(ToyTokenizer):
+    """The quickstart's real tokenizer and template."""
+
+    def __init__(self) -> None:
+        from hpcrl.quickstart.dialogue import IM_END
+        from hpcrl.quickstart.tokenizer import build_tokenizer
+
+        self._hf = build_tokenizer()
+        self.end = IM_END
+        self.end_ids = frozenset({IM_END})
+
+    def render(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
+        return str(self._hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt))
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._hf.backend_tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, token_ids: list[int]) -> str:
+        return str(self._hf.decode(token_ids))
