@@ -1,0 +1,140 @@
+"""The service over a real database: durability, idempotency, wakes, closing, and what happens when the disk fails."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from pathlib import Path
+
+import pytest
+from coordinator_world import make_config, make_tasks
+
+from hpcrl.clock import ManualClock
+from hpcrl.coordinator.queue import Queue
+from hpcrl.coordinator.restore import restore
+from hpcrl.coordinator.service import Closing, Service
+from hpcrl.coordinator.store import Store, open_database
+from hpcrl.errors import EnvironmentFault
+from hpcrl.protocol import client as c
+from hpcrl.protocol import messages as m
+
+anyio_test = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def open_service(path: Path, clock: ManualClock) -> Service:
+    connection = open_database(path)
+    queue = Queue(make_config(), make_tasks(3), [], "secret")
+    restore(queue, connection, clock.now())
+    service = Service(queue, Store(connection), clock)
+    await service.start()
+    return service
+
+
+async def begin(service: Service) -> None:
+    """A started run with one replica at 0.0."""
+    await service.handle(
+        c.REGISTER, m.ReplicaRegister(replica_id="r0", base_url="http://r0/v1", node="n"), "k-register"
+    )
+    await service.handle(c.START, m.TrainerStart(), "k-start")
+    await service.handle(c.PUBLISHED, m.VersionPublished(version="0.0", digest="d", nbytes=1), "k-publish")
+    await service.handle(c.FLIP, m.FlipRequest(replica_id="r0", version="0.0", wait_s=0), None)
+    timings = {"transfer_s": 0.0, "verify_s": 0.0, "pause_s": 0.0}
+    await service.handle(c.READY, m.ReplicaReady(replica_id="r0", version="0.0", digest="d", **timings), "k-ready")
+
+
+def lease(n: int, wait_s: float = 0.0) -> m.LeaseRequest:
+    return m.LeaseRequest(worker_id="w", n=n, wait_s=wait_s)
+
+
+async def status(service: Service) -> m.Status:
+    return m.Status.model_validate_json(await service.handle(c.STATUS, m.StatusRequest(), None))
+
+
+@anyio_test
+async def test_state_and_answers_survive_a_restart(tmp_path: Path) -> None:
+    clock = ManualClock(1000.0)
+    service = await open_service(tmp_path / "c.db", clock)
+    await begin(service)
+    first = await service.handle(c.LEASE, lease(3), "k-lease")
+    assert await service.handle(c.LEASE, lease(3), "k-lease") == first
+    before = await status(service)
+    await service.close()
+    service = await open_service(tmp_path / "c.db", clock)
+    assert await status(service) == before
+    assert await service.handle(c.LEASE, lease(3), "k-lease") == first
+    assert await service.handle(c.START, m.TrainerStart(), "k-start") == b'{"lineage":0,"step":0}'
+    assert len(m.LeaseReply.model_validate_json(await service.handle(c.LEASE, lease(3), "k-other")).leases) == 1
+    await service.close()
+
+
+@anyio_test
+async def test_two_calls_under_one_key_at_once_are_one_call(tmp_path: Path) -> None:
+    service = await open_service(tmp_path / "c.db", ManualClock(1000.0))
+    await begin(service)
+    replies = await asyncio.gather(*[service.handle(c.LEASE, lease(1), "k") for _ in range(5)])
+    assert len(set(replies)) == 1
+    assert sum((await status(service)).attempts.values()) == 1
+    await service.close()
+
+
+@anyio_test
+async def test_a_waiting_lease_wakes_when_a_version_gets_ready(tmp_path: Path) -> None:
+    service = await open_service(tmp_path / "c.db", ManualClock(1000.0))
+    waiting = asyncio.create_task(service.handle(c.LEASE, lease(2, wait_s=20.0), "k"))
+    await asyncio.sleep(0)
+    await begin(service)
+    reply = m.LeaseReply.model_validate_json(await asyncio.wait_for(waiting, timeout=2.0))
+    assert len(reply.leases) == 2
+    await service.close()
+
+
+@anyio_test
+async def test_closing_sends_waiting_calls_away(tmp_path: Path) -> None:
+    service = await open_service(tmp_path / "c.db", ManualClock(1000.0))
+    waiting = asyncio.create_task(service.handle(c.LEASE, lease(2, wait_s=20.0), "k"))
+    await asyncio.sleep(0)
+    await service.close()
+    with pytest.raises(Closing):
+        await asyncio.wait_for(waiting, timeout=2.0)
+    with pytest.raises(Closing):
+        await service.handle(c.STATUS, m.StatusRequest(), None)
+
+
+@anyio_test
+async def test_many_calls_share_a_commit(tmp_path: Path) -> None:
+    service = await open_service(tmp_path / "c.db", ManualClock(1000.0))
+    store = service._store
+    before = store.commits
+    registrations = [m.ReplicaRegister(replica_id=f"r{i}", base_url="http://r/v1", node="n") for i in range(200)]
+    await asyncio.gather(*[service.handle(c.REGISTER, r, r.replica_id) for r in registrations])
+    assert store.commits - before < 100
+    await service.close()
+
+
+@anyio_test
+async def test_a_database_that_fails_ends_the_service(tmp_path: Path) -> None:
+    connection = open_database(tmp_path / "c.db")
+    queue = Queue(make_config(), make_tasks(3), [], "secret")
+    service = Service(queue, Store(connection), ManualClock(1000.0))
+    await service.start()
+    await service._store.call(lambda c: c.execute("DROP TABLE replicas"))
+    register = m.ReplicaRegister(replica_id="r0", base_url="http://r0/v1", node="n")
+    with pytest.raises(Closing):
+        await service.handle(c.REGISTER, register, "k")
+    assert service.failed.is_set()
+    await service.close()
+
+
+def test_a_database_of_another_schema_is_refused(tmp_path: Path) -> None:
+    open_database(tmp_path / "c.db").close()
+    connection = sqlite3.connect(tmp_path / "c.db")
+    connection.execute("UPDATE meta SET value = '99' WHERE key = 'schema'")
+    connection.commit()
+    connection.close()
+    with pytest.raises(EnvironmentFault, match="schema 99"):
+        open_database(tmp_path / "c.db")
