@@ -168,16 +168,16 @@ class Replica:
             server = self._server
             how = await server.wait_dead()
             async with self._lock:
+                if self.failed.done():
+                    return
                 if server is not self._server:
                     continue  # replaced meanwhile by a failed flip
                 self._gate.clear()
                 logger.error("the engine died: %s", how)
-                try:
+                with contextlib.suppress(InfraError):  # kept in ``failed``
                     await self._restart(how)
-                except InfraError as error:
-                    if not self.failed.done():
-                        self.failed.set_exception(error)
-                    return
+            if self.failed.done():
+                return
             if self._on_restart is not None:
                 await self._on_restart(self.served_version)
 
@@ -191,16 +191,24 @@ class Replica:
         await self._restart("a flip failed")
 
     async def _restart(self, why: str) -> None:
-        """Replace the child (the lock is held). Raises InfraError when it does not come up or the budget is spent."""
-        await self._server.stop()
-        self.restarts += 1
-        if self.restarts > _RESTARTS:
-            raise InfraError("engine_dead", f"the engine was restarted {_RESTARTS} times; the last cause: {why}")
-        self._server = self._new_server(self._versions.start_version)
-        await self._server.start()
-        fallback = self._versions.fallback
-        if fallback is not None:
-            await self._server.flip(fallback.manifest, fallback.staging)
+        """Replace the child (the lock is held).
+
+        Raises InfraError, which is also the end of ``failed``, when it does not come up or the budget is spent.
+        """
+        try:
+            await self._server.stop()
+            self.restarts += 1
+            if self.restarts > _RESTARTS:
+                raise InfraError("engine_dead", f"the engine was restarted {_RESTARTS} times; the last cause: {why}")
+            self._server = self._new_server(self._versions.start_version)
+            await self._server.start()
+            fallback = self._versions.fallback
+            if fallback is not None:
+                await self._server.flip(fallback.manifest, fallback.staging)
+        except InfraError as error:
+            if not self.failed.done():
+                self.failed.set_exception(error)
+            raise
         self._open_gate()
 
 
