@@ -141,6 +141,7 @@ def test_versions_outside_the_bound_are_refused() -> None:
         assert record.requests[0].ending == "abort"
         b.engine.served_version = "0.2"
         assert code(await b.chat([USER], attempt="a1")) == (409, "stale_version")
+        assert len(b.engine.asked) == 1
 
     bench(scenario)
 
