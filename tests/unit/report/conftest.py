@@ -52,14 +52,14 @@ def run_dir(tmp_path: Path) -> Path:
     config = parse_config({"run": {"seed": 7}, "model": {"path": "m"}, "tasks": {"train": "t"}})
     run.config.write_text(dump_config(config), encoding="utf-8")
     with MetricsWriter(run.root, "trainer", 0) as trainer:
-        for step in (1, 2, 2, 3):  # step 2 was done again after a resume
+        for step, tokens in ((1, 1000), (2, 9000), (2, 2000), (3, 3000)):  # step 2 was done again after a resume
             trainer.write(
                 {
                     "reward_mean": 0.2 * step,
                     "train_s": 1.5,
                     "step_s": 8.0,
                     "batch_wait_s": 6.0,
-                    "tokens_trained": 1000 * step,
+                    "tokens_trained": tokens,
                     "trajectories": 32,
                     "logprob_gap_max_lag0": 2e-6 * step,
                     "lag_histogram": {"0": 16, "1": 16},
