@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
@@ -48,12 +50,10 @@ class World:
 
 
 @pytest.fixture(params=["process", pytest.param("apptainer", marks=pytest.mark.apptainer)])
-def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    base = tmp_path_factory.mktemp("world")
-    # Run by root, sandboxes are user nobody, who must be able to pass through pytest's private directories.
-    for path in (base, *base.parents):
-        if path.is_relative_to("/tmp") and path != Path("/tmp"):
-            os.chmod(path, 0o711)
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    # Run by root, sandboxes are user nobody, who cannot pass through pytest's own private directories.
+    base = Path(tempfile.mkdtemp(prefix="hpcrl-test-"))
+    os.chmod(base, 0o711)
     files = base / "files"
     files.mkdir()
     (files / "a.txt").write_text("alpha\n")
@@ -61,7 +61,9 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     (files / "sub" / "b.txt").write_text("beta\n")
     image = resolve(str(ROOT / "containers/sandbox.def")).path if request.param == "apptainer" else None
     yield World(request.param, image, base / "scratch", files)
-    assert [name for name in os.listdir(base / "scratch") if not name.startswith(".")] == []
+    left = os.listdir(base / "scratch")
+    shutil.rmtree(base)
+    assert left == []
 
 
 def test_commands(world: World) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -33,11 +35,17 @@ def image() -> Image:
 
 
 @pytest.fixture
-def scratch(tmp_path: Path) -> Path:
-    for path in (tmp_path, *tmp_path.parents):
-        if path.is_relative_to("/tmp") and path != Path("/tmp"):
-            os.chmod(path, 0o711)
-    return tmp_path / "scratch"
+def base() -> Iterator[Path]:
+    """A directory that user nobody can pass through, unlike pytest's own: run by root, sandboxes are nobody."""
+    path = Path(tempfile.mkdtemp(prefix="hpcrl-test-"))
+    os.chmod(path, 0o711)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def scratch(base: Path) -> Path:
+    return base / "scratch"
 
 
 def inside(
@@ -117,8 +125,8 @@ def test_a_runtime_killed_from_outside_is_infra(image: Image, scratch: Path) -> 
     inside(scratch, image, body)
 
 
-def test_a_start_that_fails_is_infra(scratch: Path, tmp_path: Path) -> None:
-    empty = tmp_path / "image"
+def test_a_start_that_fails_is_infra(scratch: Path, base: Path) -> None:
+    empty = base / "image"
     empty.mkdir()
 
     async def body(_: Sandbox) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,9 +35,6 @@ class Bench:
     """A task whose test script is given, an agent that runs one command, and the score."""
 
     def __init__(self, base: Path, image: Image) -> None:
-        for path in (base, *base.parents):
-            if path.is_relative_to("/tmp") and path != Path("/tmp"):
-                os.chmod(path, 0o711)
         self.base, self.image = base, image
         self.task = base / "task"
         (self.task / "environment" / "files").mkdir(parents=True)
@@ -66,8 +66,12 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path, image: Image) -> Bench:
-    return Bench(tmp_path, image)
+def bench(image: Image) -> Iterator[Bench]:
+    # Not below pytest's own directories: run by root, sandboxes are user nobody, who cannot pass through those.
+    base = Path(tempfile.mkdtemp(prefix="hpcrl-test-"))
+    os.chmod(base, 0o711)
+    yield Bench(base, image)
+    shutil.rmtree(base)
 
 
 def test_verdicts(bench: Bench) -> None:

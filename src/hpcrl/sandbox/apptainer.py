@@ -71,7 +71,7 @@ def sandbox_owner() -> int | None:
 
 def exec_argv(apptainer: str, image: Path, binds: Sequence[Bind], workdir: str, owner: int | None) -> list[str]:
     """The command line. Raises UserError for a path that Apptainer's bind syntax cannot express."""
-    argv = [apptainer, "--silent", "exec", *FLAGS, f"--pwd={workdir}"]
+    argv = [apptainer, "--silent", "--nocolor", "exec", *FLAGS, f"--pwd={workdir}"]
     for bind in binds:
         for path in (str(bind.source), bind.target):
             if not _PLAIN_PATH.fullmatch(path):

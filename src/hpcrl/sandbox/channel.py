@@ -61,6 +61,11 @@ class Channel:
         return self._process.pid if self._process is not None else 0
 
     @property
+    def alive(self) -> bool:
+        """Whether the process was started and has not been reaped: its process id is still its own."""
+        return self._process is not None and self._process.returncode is None
+
+    @property
     def diagnostics(self) -> str:
         """What the container runtime said: the end of it."""
         return self._diagnostics.decode("utf-8", "replace").strip()
@@ -111,7 +116,7 @@ class Channel:
         waiting: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         buffer = OutputBuffer(self._output_bytes)
         self._waiting, self._output = waiting, buffer
-        if self._process is None or self._process.returncode is not None:
+        if not self.alive:
             code = self._process.returncode if self._process is not None else None
             waiting.set_exception(Died(code if code is not None else 0, self.diagnostics))
         else:

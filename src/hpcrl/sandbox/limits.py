@@ -1,6 +1,6 @@
 """What an attempt may use. Limits are set inside the sandbox (ulimit), watched from outside, and bounded by Slurm's cgroup.
 
-per process   memory (address space), largest file, open files, core dumps       ulimit, immediate
+per process   memory (writable private pages), largest file, open files          ulimit, immediate
 per sandbox   processes                                                          ulimit on the user namespace, immediate
               work directory bytes and entries, processes, resident memory       watched about once a second
 per command   wall clock, output kept, output at all                             the channel
@@ -15,6 +15,9 @@ from hpcrl.errors import UserError
 __all__ = ["Limits"]
 
 MIB = 1024 * 1024
+
+# Address space per byte of memory allowed: bounds shared mappings, which the limit on private pages leaves out.
+_ADDRESS_SPACE = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +35,7 @@ class Limits:
     output_flood_bytes: int = 64 * MIB
     """A command that prints more than this is killed."""
     memory_bytes: int = 1024 * MIB
-    """Address space of one process, and resident memory of all together."""
+    """Private memory of one process, and of all together."""
     file_bytes: int = 256 * MIB
     """Largest file."""
     disk_bytes: int = 256 * MIB
@@ -53,12 +56,14 @@ class Limits:
         """Shell lines that lower the limits; a line that fails means the inherited limit is already stricter.
 
         bash spells the process limit ``-u``, dash and busybox ``-p``. The unit of ``-v`` is KiB, of ``-f`` 512 or 1024 bytes
-        depending on the shell: 1024 is assumed, so that the smaller shells are the stricter ones.
+        depending on the shell: 1024 is assumed, so that the smaller shells are the stricter ones. Memory is bounded by ``-d``
+        (private writable pages): allocators, Go, Java and Node reserve far more address space than they use.
         """
         return [
             "ulimit -c 0",
             f"ulimit -n {self.open_files}",
             f"ulimit -f {max(1, self.file_bytes // 1024)}",
-            f"ulimit -v {max(1, self.memory_bytes // 1024)}",
+            f"ulimit -d {max(1, self.memory_bytes // 1024)}",
+            f"ulimit -v {max(1, _ADDRESS_SPACE * self.memory_bytes // 1024)}",
             f"ulimit -u {self.processes} || ulimit -p {self.processes}",
         ]

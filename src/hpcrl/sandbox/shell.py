@@ -11,6 +11,7 @@ stop    kill init (its PID namespace dies with it) ─► reap ─► remove scr
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shlex
 import signal
@@ -27,6 +28,8 @@ from hpcrl.sandbox.server import prelude
 from hpcrl.sandbox.workdir import WorkDir
 
 __all__ = ["ShellSandbox"]
+
+log = logging.getLogger(__name__)
 
 _TICK_S = 1.0
 _GRACE_S = 0.5
@@ -131,7 +134,7 @@ class ShellSandbox(Sandbox):
             raise await self._fail(error) from None
         except asyncio.CancelledError:
             self._dead = InfraError("sandbox_killed", "a command was cancelled")
-            kill_all([pid for pid in (self._init, self._channel.pid) if pid])
+            self._kill()
             raise
         finally:
             self._channel.finish()
@@ -216,17 +219,25 @@ class ShellSandbox(Sandbox):
     # End.
 
     async def _end(self) -> None:
-        """Kill all processes and reap them."""
-        if not self._channel.pid:
-            return
-        targets = [self._init] if self._init else [self._channel.pid]
-        kill_all(targets if self.contained else [*descendants(self._channel.pid), *targets])
+        """Kill all processes and reap them. May be called again."""
+        self._kill()
         try:
             async with asyncio.timeout(_REAP_S):
                 await self._channel.close()
         except TimeoutError:
-            kill_all([self._channel.pid])
+            if self._channel.alive:
+                kill_all([self._channel.pid])
             await self._channel.close()
+
+    def _kill(self) -> None:
+        if not self._channel.alive:
+            return
+        pid = self._channel.pid
+        if self.contained:
+            # Init rather than the runtime process: that one then reaps it and ends by itself. Without init, it is still starting.
+            kill_all(children(pid) or [pid])
+        else:
+            kill_all([*descendants(pid), pid])
 
     async def stop(self) -> None:
         # Its own task, so that a cancelled caller cannot leave half of it undone.
@@ -238,7 +249,11 @@ class ShellSandbox(Sandbox):
         if self._dead is None:
             self._dead = PolicyError("sandbox_dead", "the sandbox was stopped")
         await self._end()
-        await asyncio.to_thread(self._work.remove)
+        try:
+            await asyncio.to_thread(self._work.remove)
+        except OSError as error:
+            # The pool's end, or the next sweep, tries again; the attempt's result does not depend on it.
+            log.warning("%s cannot be removed: %s", self._work.attempt, error)
 
 
 def _refuse(command: str, max_bytes: int) -> CommandResult | None:

@@ -51,6 +51,7 @@ class WorkDir:
         self._owner = owner
         self._original: dict[str, _Original] = {}
         self._root = -1
+        self._watched = [self.shm]
 
     def create(self, sources: tuple[Path, ...], mounts: tuple[Mount, ...]) -> None:
         """Make the directories and copy the content of each of ``sources`` into the work directory. Raises OSError."""
@@ -62,6 +63,7 @@ class WorkDir:
         self._root = _open(self.work)
         for source in sources:
             copy_tree(source, self._root, self._owner)
+        self._watched += [self.mount(index) for index, mount in enumerate(mounts) if mount.writable]
         for index, mount in enumerate(mounts):
             if mount.source is not None:
                 descriptor = _open(self.mount(index))
@@ -110,11 +112,14 @@ class WorkDir:
             write_file(parent, name, content, owner=self._owner)
 
     def check_usage(self, limits: Limits) -> None:
-        """Raise PolicyError("disk_limit") when the work directory and /dev/shm hold too much. Cost: one stat per entry."""
+        """Raise PolicyError("disk_limit") when what the sandbox can write to holds too much. Cost: one stat per entry.
+
+        The initial content's entries are free, its bytes are not.
+        """
         used = entries = 0
-        shm = _open(self.shm)
+        roots = [_open(path) for path in (self.work, *self._watched)]
         try:
-            for root in (self._root, shm):
+            for root in roots:
                 for entry in walk(root, make_accessible=True):
                     entries += 1
                     used += entry.info.st_blocks * 512
@@ -126,7 +131,8 @@ class WorkDir:
         except TreeTooDeep as error:
             raise PolicyError("disk_limit", "directories are nested too deep") from error
         finally:
-            os.close(shm)
+            for root in roots:
+                os.close(root)
 
     def artifact(self, max_bytes: int) -> bytes:
         """What changed since ``remember``, packed. No process of the agent may be left. Raises PolicyError("artifact_limit")."""

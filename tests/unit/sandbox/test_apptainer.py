@@ -24,8 +24,8 @@ HARDENING = {
 def test_argv() -> None:
     binds = [Bind(Path("/scratch/a/work"), "/work", True), Bind(Path("/scratch/a/mount0"), "/tests", False)]
     argv = exec_argv("apptainer", Path("/image"), binds, "/work", None)
-    assert set(FLAGS) >= HARDENING and argv[3 : 3 + len(FLAGS)] == list(FLAGS)
-    assert argv[3 + len(FLAGS) :] == [
+    assert set(FLAGS) >= HARDENING and argv[4 : 4 + len(FLAGS)] == list(FLAGS)
+    assert argv[4 + len(FLAGS) :] == [
         "--pwd=/work",
         "--bind=/scratch/a/work:/work:rw",
         "--bind=/scratch/a/mount0:/tests:ro",
