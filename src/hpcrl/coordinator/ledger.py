@@ -168,8 +168,22 @@ class Ledger:
         self._evict(group)
         if group.split == "train":
             self.unconsumed -= 1
+            self.reckon(after_resume=False)
         self.changes.group(group)
         self.wakes |= {"lease", "flip"}
+
+    def reckon(self, *, after_resume: bool) -> None:
+        """Set ``min_step`` of the unconsumed groups by their places in the line.
+
+        A place can only move forward (one ahead was closed), so the value only falls; a resume sets the whole line anew. The first
+        groups of the line can therefore always be bound to the version the next batch is trained at, and a batch always comes about.
+        """
+        line = sorted((group for group in self.groups.values() if group.split == "train"), key=lambda group: group.seq)
+        for place, group in enumerate(line):
+            step = self.staleness.step_at(self.position.step, place)
+            if step < group.min_step or (after_resume and step != group.min_step):
+                group.min_step = step
+                self.changes.group(group)
 
     def _evict(self, group: Group) -> None:
         del self.groups[group.group_id]

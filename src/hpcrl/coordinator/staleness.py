@@ -40,7 +40,11 @@ class Staleness:
         """
         if unconsumed >= (self.steps - position) * self.groups_per_step:
             return None
-        return position + unconsumed // self.groups_per_step - self.max_policy_lag
+        return self.step_at(position, unconsumed)
+
+    def step_at(self, position: int, place: int) -> int:
+        """The oldest version step usable by the group at ``place`` (from 0) in the line of unconsumed groups."""
+        return position + place // self.groups_per_step - self.max_policy_lag
 
     def out_of_lag(self, group: Group, position: int) -> bool:
         """Whether the group can no longer be part of a batch trained at ``position`` or later."""

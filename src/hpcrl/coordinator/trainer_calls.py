@@ -39,10 +39,7 @@ class TrainerCalls:
             ledger.take_back(group, now)
         ledger.changes.unconsume(step)
         ledger.set_position(Position(ledger.position.lineage + 1, step))
-        for group in ledger.groups.values():
-            # What a group may be bound to was reckoned from the lost lineage's position.
-            group.min_step = 0
-            ledger.changes.group(group)
+        ledger.reckon(after_resume=True)
         self.last_batch = None
         self._close_stale(now)
         ledger.wake_all()

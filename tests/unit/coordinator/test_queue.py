@@ -304,6 +304,35 @@ def test_a_resume_takes_later_consumptions_back() -> None:
         world.ready("r0", "0.3")
 
 
+def test_after_a_resume_groups_wait_for_a_version_that_is_fresh_enough_at_their_turn() -> None:
+    world = harness(trainer={"steps": 5})
+    world.finish_attempts(world.lease(4))
+    assert world.batch("0.0").groups is not None
+    world.publish("0.1", "r0")
+    assert len(world.lease(4)) == 4
+    world.start(checkpoint=0)
+    world.register("r0")
+    world.publish("1.0", "r0")
+    assert world.lease(4) == []
+    assert world.batch("1.0").groups is not None
+    world.publish("1.1", "r0")
+    assert {lease.attempt_id for lease in world.lease(4)} == {f"g00000{g}-r{r}-a1" for g in (2, 3) for r in (0, 1)}
+
+
+def test_after_a_resume_groups_move_up_when_those_before_them_are_dropped() -> None:
+    world = harness(trainer={"steps": 5}, staleness={"max_age_s": 60.0})
+    world.finish_attempts(world.lease(4))
+    assert world.batch("0.0").groups is not None
+    world.publish("0.1", "r0")
+    assert len(world.lease(4)) == 4
+    world.start(checkpoint=0)
+    world.register("r0")
+    world.publish("1.0", "r0")
+    world.tick(61)
+    assert world.batch("1.0").groups is None
+    assert {lease.group_id for lease in world.lease(4)} == {"g000002", "g000003"}
+
+
 # ---------------------------------------------------------------- flips
 
 
@@ -396,6 +425,7 @@ def evaluate(world: Harness, version: str) -> m.EvalResult:
 
 def test_an_evaluation_goes_first_is_bound_to_its_version_and_stays_out_of_batches() -> None:
     world = harness(staleness={"max_policy_lag": 2}, coordinator={"infra_retries": 0})
+    assert world.lease(1)[0].rollout_id == "g000000-r0"
     world.call(c.EVAL, m.EvalRequest(version="0.0", samples=2))
     world.call(c.EVAL, m.EvalRequest(version="0.0", samples=2))
     leases = world.lease(5)
