@@ -251,7 +251,7 @@ class Cluster:
         return state
 
     def _start(self, state: _State, progress: Progress) -> None:
-        self._write_files(state)
+        changed = self._write_files(state)
         self._network.ensure(state.layout, state.subnet)
         env = self._daemon_env()
         if daemons.start_munged(self.directory, env):
@@ -265,6 +265,8 @@ class Cluster:
         for node in nodes:
             if node.start_slurmd(env):
                 progress(f"node {node.name}: slurmd started")
+        if changed:
+            control.reconfigure(env)
         control.await_nodes(
             env,
             [node.name for node in nodes],
@@ -273,7 +275,9 @@ class Cluster:
             lost=lambda name: last_line(self.directory / "nodes" / name / "slurmd.log"),
         )
 
-    def _write_files(self, state: _State) -> None:
+    def _write_files(self, state: _State) -> bool:
+        """Write configuration and device files that are missing or different; True if an existing one changed."""
+        changed = False
         etc = self.directory / "etc"
         etc.mkdir(parents=True, exist_ok=True)
         endpoint = conf.Endpoint(
@@ -288,14 +292,17 @@ class Cluster:
         for name, text in texts.items():
             path = etc / name
             # Unchanged files keep their inode: hosts is bind-mounted in running nodes.
-            if not path.exists() or path.read_text(encoding="utf-8") != text:
+            old = path.read_text(encoding="utf-8") if path.exists() else None
+            if old != text:
                 path.write_text(text, encoding="utf-8")
+                changed = changed or old is not None
         for node in state.layout.unrolled():
             for number, device in enumerate(conf.gpu_devices(node, self.directory)):
                 if not device.exists():
                     device.parent.mkdir(parents=True, exist_ok=True)
                     # Major 240 is for local use: nothing answers there.
                     os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(240, number))
+        return changed
 
     def _clean(self, progress: Progress) -> None:
         """Remove every trace, whatever state it is in. Order: nodes first, so that nothing restarts in between."""

@@ -63,9 +63,10 @@ def slurm_conf(layout: ClusterLayout, endpoint: Endpoint, state_dir: Path) -> st
         "JobRequeue": 1,
         "InactiveLimit": 0,
         "KillWait": 5,
-        "UnkillableStepTimeout": 30,
-        # The whole cluster shares a few cores: be patient before calling anything dead.
-        "MessageTimeout": 30,
+        # The whole cluster shares a few cores: be patient before calling anything dead. Slurm wants the second to be
+        # at least five times the first.
+        "MessageTimeout": 20,
+        "UnkillableStepTimeout": 100,
         "TCPTimeout": 10,
         "SlurmctldTimeout": 60,
         "SlurmdTimeout": 60,

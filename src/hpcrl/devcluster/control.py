@@ -32,6 +32,11 @@ def node_states(env: dict[str, str]) -> dict[str, str]:
     return parse_nodes(run_tool(["sinfo", "-h", "-N", "-o", "%N %T"], env=env))
 
 
+def reconfigure(env: dict[str, str]) -> None:
+    """Make the daemons read a changed slurm.conf (another version of this program wrote the old one)."""
+    run_tool(["scontrol", "reconfigure"], env=env)
+
+
 def jobs(env: dict[str, str]) -> list[str]:
     """Ids of all jobs not yet ended (raw ids: each component of a het job has its own)."""
     return run_tool(["squeue", "-h", "-o", "%A"], env=env).split()
