@@ -168,6 +168,7 @@ def _mmdebstrap(definition: Definition, target: Path) -> None:
         [
             "apt-get",
             "indextargets",
+            "--no-release-info",
             "--format",
             "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $(REPO_URI) $(RELEASE) $(COMPONENT)",
             "Created-By: Packages",
