@@ -168,20 +168,20 @@ class Ledger:
         self._evict(group)
         if group.split == "train":
             self.unconsumed -= 1
-            self.reckon(after_resume=False)
+            self._reckon()
         self.changes.group(group)
         self.wakes |= {"lease", "flip"}
 
-    def reckon(self, *, after_resume: bool) -> None:
-        """Set ``min_step`` of the unconsumed groups by their places in the line.
+    def _reckon(self) -> None:
+        """Lower ``min_step`` of the unconsumed groups whose places in the line moved forward because one ahead was closed.
 
-        A place can only move forward (one ahead was closed), so the value only falls; a resume sets the whole line anew. The first
-        groups of the line can therefore always be bound to the version the next batch is trained at, and a batch always comes about.
+        So the first groups of the line can always be bound to the version the next batch is trained at, and a batch always comes
+        about. A resume moves no group forward: it takes back as many groups as it takes back steps.
         """
         line = sorted((group for group in self.groups.values() if group.split == "train"), key=lambda group: group.seq)
         for place, group in enumerate(line):
             step = self.staleness.step_at(self.position.step, place)
-            if step < group.min_step or (after_resume and step != group.min_step):
+            if step < group.min_step:
                 group.min_step = step
                 self.changes.group(group)
 

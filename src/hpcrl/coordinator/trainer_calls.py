@@ -39,7 +39,6 @@ class TrainerCalls:
             ledger.take_back(group, now)
         ledger.changes.unconsume(step)
         ledger.set_position(Position(ledger.position.lineage + 1, step))
-        ledger.reckon(after_resume=True)
         self.last_batch = None
         self._close_stale(now)
         ledger.wake_all()
