@@ -57,7 +57,8 @@ class TrainerCalls:
 
     def published(self, request: m.VersionPublished, now: float) -> m.Empty:
         version = self._own(request.version)
-        if version.step != self._l.position.step:
+        # Published in the background: the batch for this version may already have been given out, moving the position on.
+        if version.step > self._l.position.step:
             raise Refused(f"version {version} is out of turn: training stands at {self._l.position.version}")
         known = Version(version=version, digest=request.digest, nbytes=request.nbytes, published_at=now)
         self._l.versions.setdefault(version, known)
