@@ -181,7 +181,7 @@ class World(Harness):
         self.checkpoint: int | None = None
         self.ticks = 0
 
-    def run(self, limit: int = 2000) -> None:
+    def run(self, limit: int = 5000) -> None:
         self.register(*self.names)
         trainer = self._trainer()
         for self.ticks in range(limit):
