@@ -132,6 +132,7 @@ class WorkerCalls:
                         rewards=attempt.rewards,
                         verifier_version=attempt.verifier_version,
                         scoring_s=attempt.scoring_s,
+                        policy_failure=attempt.policy_failure,
                     )
                 )
         return m.ScoresReply(scores=scores, cancelled=cancelled)

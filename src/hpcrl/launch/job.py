@@ -85,7 +85,7 @@ def launch_slurm(root: Path, config: RunConfig, *, resume: bool = False) -> None
     with _recorded(run):
         _check_shared(run, sized)
         _check_sandboxes(run, plan.sandbox_check(run, sized))
-        _drive(run, plan.coordinator_step(run, host), plan.slurm_steps(run, sized, job))
+        _drive(run, plan.coordinator_step(run, host, resume), plan.slurm_steps(run, sized, job))
 
 
 def launch_local(root: Path, config: RunConfig, *, resume: bool = False) -> None:
@@ -94,7 +94,7 @@ def launch_local(root: Path, config: RunConfig, *, resume: bool = False) -> None
     os.environ.setdefault("HPCRL_ADDRESS", "127.0.0.1")
     with _recorded(run):
         _check_sandboxes(run, plan.sandbox_check_here(run))
-        _drive(run, plan.coordinator_step(run, "127.0.0.1"), plan.local_steps(run, config))
+        _drive(run, plan.coordinator_step(run, "127.0.0.1", resume), plan.local_steps(run, config))
 
 
 def _open(root: Path, config: RunConfig, resume: bool) -> RunDir:
@@ -104,7 +104,7 @@ def _open(root: Path, config: RunConfig, resume: bool) -> RunDir:
     run = RunDir(root)
     if not run.config.exists():
         raise UserError(f"--resume {root}: no run there (config.resolved.yaml is missing)")
-    for stale in (*run.failures.glob("*.json"), *run.endpoints.glob("*"), run.end, run.final_status):
+    for stale in (*run.failures.glob("*.json"), *run.endpoints.glob("*"), run.end, run.final_status, run.trained):
         stale.unlink(missing_ok=True)
     publish_text(run.config, dump_config(config))
     return run

@@ -19,12 +19,16 @@ __all__ = ["Step", "coordinator_step", "local_steps", "slurm_steps", "visibility
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One child of the launcher. ``ends_run`` marks the step whose success is the run's success."""
+    """One child of the launcher. ``ends_run`` marks the step whose success is the run's success.
+
+    ``folders`` must exist before it starts (srun does not make the folder of its tasks' output).
+    """
 
     name: str
     argv: list[str]
     log: Path
     ends_run: bool = False
+    folders: tuple[Path, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
 
 
@@ -33,13 +37,22 @@ def _python(module: str, run: RunDir, *args: str, mpi: bool = False) -> list[str
     return [sys.executable, *(["-m", "mpi4py"] if mpi else []), "-m", module, "--run-dir", str(run.root), *args]
 
 
+_PMI2 = {
+    # Slurm's pmi2 tells MPICH which ranks share a node from sorted node names, but numbers ranks in het group order: where the two
+    # differ, MPI_Init hangs. MPICH then must not look for shared memory. Seen with Slurm 22.05.8.
+    "MPIR_CVAR_NOLOCAL": "1",
+    # pmi2 falls over when its tree of nodes gets a second level in a heterogeneous step.
+    "SLURM_PMI2_TREE_WIDTH": "65533",
+}
+
+
 def _threads(count: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(count), "OPENBLAS_NUM_THREADS": str(count), "MKL_NUM_THREADS": str(count)}
 
 
-def coordinator_step(run: RunDir, host: str) -> Step:
-    """The coordinator, on the batch host."""
-    argv = _python("hpcrl.run.coordinator", run, "--host", host)
+def coordinator_step(run: RunDir, host: str, resume: bool = False) -> Step:
+    """The coordinator, on the batch host; ``resume`` opens a run again that was finished."""
+    argv = _python("hpcrl.run.coordinator", run, "--host", host, *(["--resume"] if resume else []))
     return Step("coordinator", argv, run.logs("coordinator") / "coordinator.log", env=_threads(1))
 
 
@@ -67,7 +80,9 @@ def slurm_steps(run: RunDir, config: RunConfig, job: HetJob) -> list[Step]:
         ":",
         *part(1, "inference", inference.tasks, _python("hpcrl.run.inference", run, mpi=True), mpi),
     ]
-    steps = [Step("mpi", combined, run.logs("launcher") / "mpi.log", ends_run=True, env=config.slurm.env)]
+    folders = (run.logs("trainer"), run.logs("inference"))
+    env = {**(_PMI2 if config.slurm.mpi == "pmi2" else {}), **config.slurm.env}
+    steps = [Step("mpi", combined, run.logs("launcher") / "mpi.log", True, folders, env)]
     for role, per_node in (("worker", config.worker.per_node), ("scorer", config.scoring.per_node)):
         command = _python(f"hpcrl.run.{role}", run)
         argv = [
@@ -75,7 +90,8 @@ def slurm_steps(run: RunDir, config: RunConfig, job: HetJob) -> list[Step]:
             "--overlap",
             *part(2, role, sandbox.nodes * per_node, command, "--mpi=none", f"--ntasks-per-node={per_node}"),
         ]
-        steps.append(Step(role, argv, run.logs("launcher") / f"{role}.log", env={**_threads(1), **config.slurm.env}))
+        log, env = run.logs("launcher") / f"{role}.log", {**_threads(1), **config.slurm.env}
+        steps.append(Step(role, argv, log, folders=(run.logs(role),), env=env))
     return steps
 
 

@@ -2,7 +2,7 @@
 
 launcher ── starts ──► coordinator, mpi step, workers, scorers
          ── polls ───► any exit while the run is on:
-                         the step that ends the run, code 0  → success
+                         the step that ends the run, code 0, and the trainer's last word  → success
                          anything else                       → the run ends with the first recorded reason
 """
 
@@ -57,7 +57,8 @@ class Watcher:
 
     def start(self, step: Step) -> Child:
         """Start one child in its own process group, its output appended to its log."""
-        step.log.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (step.log.parent, *step.folders):
+            folder.mkdir(parents=True, exist_ok=True)
         with open(step.log, "ab") as log:
             process = subprocess.Popen(
                 step.argv,
@@ -81,7 +82,8 @@ class Watcher:
                 code = child.process.poll()
                 if code is None:
                     continue
-                if code == 0 and child.step.ends_run:
+                # srun can end with 0 although its tasks never started, so its word alone is not enough.
+                if code == 0 and child.step.ends_run and self._run.trained.exists():
                     return ""
                 return self._why(child)
             time.sleep(_POLL_S)

@@ -55,7 +55,6 @@ __all__ = [
     "TrainerStarted",
     "TrajectoryRef",
     "VersionPublished",
-    "VersionStatus",
 ]
 
 FailureKind = Literal["infra", "policy", "data"]
@@ -176,6 +175,7 @@ class ScoredAttempt(Message):
     rewards: dict[str, float]
     verifier_version: str
     scoring_s: float
+    policy_failure: str | None = None
 
 
 class ScoresReply(Message):
@@ -297,15 +297,6 @@ class VersionPublished(Message):
     version: str
     digest: str
     nbytes: int
-
-
-class VersionStatus(Message):
-    """Answer to a wait for readiness: replicas that serve the version, and those that refused it."""
-
-    version: str
-    ready: list[str]
-    refused: dict[str, str]
-    quorum: bool
 
 
 class BatchRequest(Message):

@@ -1,7 +1,7 @@
 """The run directory: one place that knows the names in it, and the one way files are published (temp, fsync, rename).
 
 runs/<run_id>/  config.resolved.yaml  token  coordinator.db  endpoints/  manifests/  shards/  checkpoints/  metrics/
-                logs/<role>/  artifacts/  failures/  status.final.json  end.json  report.html  summary.json
+                logs/<role>/  artifacts/  failures/  trained.json  status.final.json  end.json  report.html  summary.json
 """
 
 from __future__ import annotations
@@ -89,6 +89,11 @@ class RunDir:
     @property
     def failures(self) -> Path:
         return self.root / "failures"
+
+    @property
+    def trained(self) -> Path:
+        """What the trainer reached, written as its last act: the proof that a run which ended also succeeded."""
+        return self.root / "trained.json"
 
     @property
     def final_status(self) -> Path:

@@ -8,6 +8,7 @@ The trainers meet at an address and port that trainer 0 chooses and hands round 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import signal
@@ -19,7 +20,7 @@ from hpcrl.protocol import client as api
 from hpcrl.protocol import messages as m
 from hpcrl.protocol.address import routable_address
 from hpcrl.protocol.client import Client
-from hpcrl.protocol.rundir import RunDir
+from hpcrl.protocol.rundir import RunDir, publish_text
 from hpcrl.run.role import role_main
 from hpcrl.weights.digest import model_config_digest, tokenizer_digest
 from hpcrl.weights.manifest import Manifest
@@ -75,6 +76,7 @@ def work(run: RunDir, config: RunConfig, _: argparse.Namespace) -> None:
         log.warning("replica at rank %d refused %s: %s", replica, version, reason)
     if ranks.leads:
         log.info("done: %s", result)
+        publish_text(run.trained, json.dumps(result) + "\n")
     ranks.close()
     if client is not None:
         client.close()

@@ -233,7 +233,7 @@ class Worker:
                 score,
                 run_id=self._run.run_id,
                 environment_version=ended.artifact.environment_version,
-                policy_failure=ended.outcome.policy_failure,
+                policy_failure=score.policy_failure,
                 timings=ended.timings,
             )
         except DataError as error:
