@@ -22,6 +22,10 @@ _STRIPPED = frozenset(
     {"PMI", "PMIX", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 )
 _GIB = 1 << 30
+_ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""Runs the model in the engine's process. vLLM's own choice on CPUs is a worker process, with both sides spinning on shared memory
+while they wait for each other; it makes it because it sets OpenMP's variables there, but ours are set before anything starts. (The
+short name ``uni`` would be overruled.) Measured with 32 callers on two busy cores: 29 instead of 48 ms of engine CPU per call."""
 
 
 def server_arguments(config: RunConfig, model: Path, port: int, *, gpu: bool) -> list[str]:
@@ -50,6 +54,8 @@ def server_arguments(config: RunConfig, model: Path, port: int, *, gpu: bool) ->
         arguments += ["--tensor-parallel-size", str(section.tensor_parallel)]
     if section.enforce_eager:
         arguments += ["--enforce-eager"]
+    if not gpu and section.tensor_parallel == 1:
+        arguments += ["--distributed-executor-backend", _ONE_PROCESS]
     if gpu:
         arguments += ["--gpu-memory-utilization", str(section.gpu_memory_utilization)]
     else:

@@ -36,6 +36,9 @@ def test_arguments_on_cpus() -> None:
     assert "--enforce-eager" in arguments
     assert "--gpu-memory-utilization" not in arguments
     assert "--tensor-parallel-size" not in arguments
+    assert value(arguments, "--distributed-executor-backend").endswith(".UniProcExecutor")
+    two = server_arguments(config(tensor_parallel=2), Path("/m"), 1, gpu=False)
+    assert "--distributed-executor-backend" not in two
 
 
 def test_arguments_on_gpus_and_further_ones_last() -> None:
@@ -45,6 +48,7 @@ def test_arguments_on_gpus_and_further_ones_last() -> None:
     assert value(arguments, "--tensor-parallel-size") == "2"
     assert value(arguments, "--gpu-memory-utilization") == "0.7"
     assert "--kv-cache-memory-bytes" not in arguments
+    assert "--distributed-executor-backend" not in arguments
     assert "--enforce-eager" not in arguments
     assert arguments[-2:] == ["--swap-space", "0"]
 
