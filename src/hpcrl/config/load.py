@@ -21,6 +21,8 @@ def load_config(path: Path | str, overrides: list[str] | None = None) -> RunConf
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not a YAML text: {error.reason} at byte {error.start}") from error
     try:
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:
