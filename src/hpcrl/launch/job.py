@@ -20,10 +20,10 @@ from datetime import datetime
 from pathlib import Path
 
 from hpcrl.config import RunConfig, dump_config
-from hpcrl.errors import EnvironmentFault, HpcrlError, InfraError, RunError, UserError
+from hpcrl.errors import EnvironmentFault, HpcrlError, InfraError, RunError
 from hpcrl.launch import steps as plan
 from hpcrl.launch.environment import HetJob
-from hpcrl.launch.preflight import check_inputs, require_commands
+from hpcrl.launch.preflight import check_fresh, check_inputs, check_resumable, find_mpiexec, require_commands
 from hpcrl.launch.watcher import Watcher, first_failure
 from hpcrl.protocol import client as api
 from hpcrl.protocol import messages as m
@@ -48,11 +48,13 @@ def new_run_dir(config: RunConfig) -> Path:
 def create_run(root: Path, config: RunConfig) -> RunDir:
     """Make the run directory with its secret and resolved configuration. Raises UserError when it already holds a run."""
     run = RunDir(root)
-    if run.config.exists():
-        raise UserError(
-            f"{run.root} already holds a run; choose another --run-dir, or continue it with --resume {run.root}"
-        )
-    run.create()
+    check_fresh(run.root)
+    try:
+        run.create()
+    except OSError as error:
+        raise EnvironmentFault(
+            f"cannot make the run directory {run.root}: {error.strerror}; set run.dir (or --run-dir) to a place you can write to"
+        ) from error
     absolute = config.model_copy(
         update={
             "model": config.model.model_copy(update={"path": str(Path(config.model.path).resolve())}),
@@ -82,36 +84,43 @@ def launch_slurm(root: Path, config: RunConfig, *, resume: bool = False) -> None
     )
     run = _open(root, sized, resume)
     host = routable_address()
-    with _recorded(run):
-        _check_shared(run, sized)
-        _check_sandboxes(run, plan.sandbox_check(run, sized))
-        _drive(run, plan.coordinator_step(run, host, resume), plan.slurm_steps(run, sized, job))
+    with _recorded(run) as signals:
+        _check_shared(run, sized, signals)
+        _check_sandboxes(run, plan.sandbox_check(run, sized), signals)
+        _drive(run, signals, plan.coordinator_step(run, host, resume), plan.slurm_steps(run, sized, job))
 
 
 def launch_local(root: Path, config: RunConfig, *, resume: bool = False) -> None:
     """The same roles on this machine alone. Raises HpcrlError with the reason when the run does not succeed."""
+    mpiexec = find_mpiexec()
     run = _open(root, config, resume)
     os.environ.setdefault("HPCRL_ADDRESS", "127.0.0.1")
-    with _recorded(run):
-        _check_sandboxes(run, plan.sandbox_check_here(run))
-        _drive(run, plan.coordinator_step(run, "127.0.0.1", resume), plan.local_steps(run, config))
+    with _recorded(run) as signals:
+        _check_sandboxes(run, plan.sandbox_check_here(run), signals)
+        _drive(run, signals, plan.coordinator_step(run, "127.0.0.1", resume), plan.local_steps(run, config, mpiexec))
 
 
 def _open(root: Path, config: RunConfig, resume: bool) -> RunDir:
     check_inputs(config)
     if not resume:
         return create_run(root, config)
+    check_resumable(root)
     run = RunDir(root)
-    if not run.config.exists():
-        raise UserError(f"--resume {root}: no run there (config.resolved.yaml is missing)")
     for stale in (*run.failures.glob("*.json"), *run.endpoints.glob("*"), run.end, run.final_status, run.trained):
         stale.unlink(missing_ok=True)
     publish_text(run.config, dump_config(config))
     return run
 
 
-def _check_shared(run: RunDir, config: RunConfig) -> None:
-    result = subprocess.run(plan.visibility_check(run, config), capture_output=True, text=True, check=False)
+def _check(command: list[str], signals: list[int]) -> subprocess.CompletedProcess[str]:
+    result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if signals:
+        raise _Cancelled(_stopped_by(signals))
+    return result
+
+
+def _check_shared(run: RunDir, config: RunConfig, signals: list[int]) -> None:
+    result = _check(plan.visibility_check(run, config), signals)
     if result.returncode == 0:
         return
     nodes = ", ".join(sorted({line.strip() for line in result.stdout.splitlines() if line.strip()}))
@@ -123,19 +132,23 @@ def _check_shared(run: RunDir, config: RunConfig) -> None:
     raise EnvironmentFault(f"cannot start a step on the nodes of this job: {result.stderr.strip()[-500:]}")
 
 
-def _check_sandboxes(run: RunDir, command: list[str]) -> None:
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+def _check_sandboxes(run: RunDir, command: list[str], signals: list[int]) -> None:
+    result = _check(command, signals)
     if result.returncode != 0:
         raise EnvironmentFault(first_failure(run) or f"the sandbox check failed: {result.stderr.strip()[-500:]}")
 
 
 @contextmanager
-def _recorded(run: RunDir) -> Iterator[None]:
-    """Whatever happens inside is the run's end, written to end.json."""
+def _recorded(run: RunDir) -> Iterator[list[int]]:
+    """Whatever happens inside is the run's end, written to end.json. Yields the stop signals received so far."""
+    signals: list[int] = []
+    previous = {
+        number: signal.signal(number, lambda n, _: signals.append(n)) for number in (signal.SIGTERM, signal.SIGINT)
+    }
     started = time.time()
     state, reason = "success", ""
     try:
-        yield
+        yield signals
     except HpcrlError as error:
         state, reason = ("cancelled" if isinstance(error, _Cancelled) else "failed"), str(error)
         raise
@@ -146,35 +159,37 @@ def _recorded(run: RunDir) -> Iterator[None]:
         end = {"state": state, "reason": reason, "started_at": started, "ended_at": time.time()}
         publish_text(run.end, json.dumps(end) + "\n")
         _report(run)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 class _Cancelled(RunError):
     """Somebody asked the run to stop."""
 
 
-def _drive(run: RunDir, coordinator: plan.Step, roles: list[plan.Step]) -> None:
+def _stopped_by(signals: list[int]) -> str:
+    return f"stopped by {signal.Signals(signals[0]).name}" if signals else ""
+
+
+def _drive(run: RunDir, signals: list[int], coordinator: plan.Step, roles: list[plan.Step]) -> None:
     """Start everything, watch it to its end. Raises RunError with the first cause."""
-    signals: list[int] = []
-    previous = {
-        number: signal.signal(number, lambda n, _: signals.append(n)) for number in (signal.SIGTERM, signal.SIGINT)
-    }
-    try:
-        with Watcher(run) as watcher:
-            child = watcher.start(coordinator)
+    with Watcher(run) as watcher:
+        child = watcher.start(coordinator)
+        try:
             api.wait_for_endpoint(run, "coordinator", _COORDINATOR_START_S, alive=lambda: child.process.poll() is None)
-            log.info("coordinator at %s", run.endpoint("coordinator"))
-            for step in roles:
-                watcher.start(step)
-                log.info("started %s", step.name)
-            reason = watcher.wait(lambda: f"stopped by {signal.Signals(signals[0]).name}" if signals else None)
-            _finish(run, watcher, reason)
-            if signals:
-                raise _Cancelled(reason)
-            if reason:
-                raise RunError(reason)
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        except InfraError as error:
+            # Its own reason says more than its absence.
+            raise RunError(str(error) if child.process.poll() is None else watcher.wait(lambda: "")) from error
+        log.info("coordinator at %s", run.endpoint("coordinator"))
+        for step in roles:
+            watcher.start(step)
+            log.info("started %s", step.name)
+        reason = watcher.wait(lambda: _stopped_by(signals))
+        _finish(run, watcher, reason)
+        if signals:
+            raise _Cancelled(reason)
+        if reason:
+            raise RunError(reason)
 
 
 def _finish(run: RunDir, watcher: Watcher, reason: str) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 from hpcrl.config import RunConfig
-from hpcrl.errors import UserError
+from hpcrl.errors import InfraError, UserError
+from hpcrl.protocol import client as api
+from hpcrl.protocol import messages as m
+from hpcrl.protocol.rundir import RunDir
 
-__all__ = ["check_inputs", "require_commands"]
+__all__ = ["check_fresh", "check_inputs", "check_resumable", "find_mpiexec", "require_commands"]
 
 
 def check_inputs(config: RunConfig) -> None:
@@ -41,8 +45,40 @@ def _check_model(path: Path) -> None:
             raise UserError(f"model.path: {path} has no {pattern} ({what})")
 
 
+def check_fresh(root: Path) -> None:
+    """``root`` holds no run yet. Raises UserError."""
+    if RunDir(root).config.exists():
+        raise UserError(f"{root} already holds a run; choose another --run-dir, or continue it with --resume {root}")
+
+
+def check_resumable(root: Path) -> None:
+    """``root`` holds a run, and nobody is at it. Raises UserError."""
+    run = RunDir(root)
+    if not run.config.exists():
+        raise UserError(f"--resume {root}: no run there (config.resolved.yaml is missing)")
+    if run.end.exists() or run.endpoint("coordinator") is None:
+        return
+    client = api.Client(run, "admin", patience_s=0.0)
+    try:
+        client.call(api.STATUS, m.StatusRequest())
+    except InfraError:
+        return  # its coordinator is gone: the run was cut off, which is what a resume is for
+    finally:
+        client.close()
+    raise UserError(f"--resume {root}: this run is still running; wait for its end, or stop it first")
+
+
 def require_commands(*names: str) -> None:
     """Raise UserError naming the first command that is not on PATH."""
     for name in names:
         if shutil.which(name) is None:
-            raise UserError(f"{name} is not on PATH; load your site's Slurm/MPI modules, or use --launcher local")
+            raise UserError(f"{name} is not on PATH; load your site's Slurm modules, or use --launcher local")
+
+
+def find_mpiexec() -> str:
+    """The mpiexec beside this Python (it belongs to the MPI library that mpi4py loads), else the one on PATH. Raises UserError."""
+    beside = Path(sys.executable).with_name("mpiexec")
+    found = str(beside) if beside.exists() else shutil.which("mpiexec")
+    if found is None:
+        raise UserError("mpiexec is not on PATH; install an MPI library (tools/setup does) or load your site's module")
+    return found

@@ -127,11 +127,10 @@ def sandbox_check_here(run: RunDir) -> list[str]:
     return _python("hpcrl.run.check", run)
 
 
-def local_steps(run: RunDir, config: RunConfig) -> list[Step]:
+def local_steps(run: RunDir, config: RunConfig, mpiexec: str = "mpiexec") -> list[Step]:
     """The same roles on this machine: mpiexec and subprocesses."""
-    mpiexec = str(Path(sys.executable).with_name("mpiexec"))
     combined = [
-        mpiexec if Path(mpiexec).exists() else "mpiexec",
+        mpiexec,
         "-n",
         str(config.trainer.ranks),
         *_python("hpcrl.run.trainer", run, mpi=True),

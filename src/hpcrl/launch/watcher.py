@@ -72,7 +72,7 @@ class Watcher:
         self.children.append(child)
         return child
 
-    def wait(self, interrupted: Callable[[], str | None]) -> str:
+    def wait(self, interrupted: Callable[[], str]) -> str:
         """Block until the run is over. Returns "" for success, else the reason. ``interrupted()`` may end it with a reason."""
         while True:
             reason = interrupted()

@@ -30,6 +30,7 @@ from hpcrl.coordinator.store import Store, open_database
 from hpcrl.coordinator.tasks import find_tasks
 from hpcrl.errors import EnvironmentFault, HpcrlError
 from hpcrl.protocol.rundir import RunDir
+from hpcrl.run.role import record_failure
 
 __all__ = ["main", "serve"]
 
@@ -111,10 +112,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--resume", action="store_true", help="open a finished run again")
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    run = RunDir(given.run_dir)
     try:
-        return asyncio.run(serve(RunDir(given.run_dir), given.host, given.port, given.resume))
+        return asyncio.run(serve(run, given.host, given.port, given.resume))
     except HpcrlError as error:
         log.error("%s", error)
+        record_failure(run, "coordinator", str(error))
         return error.exit_code
 
 

@@ -25,6 +25,7 @@ from hpcrl.protocol.address import routable_address
 from hpcrl.protocol.client import Client
 from hpcrl.protocol.rundir import RunDir
 from hpcrl.run.role import role_main
+from hpcrl.run.world import join_world
 from hpcrl.weights.digest import model_config_digest, tokenizer_digest
 from hpcrl.weights.manifest import Manifest
 from hpcrl.weights.mpi import World
@@ -41,7 +42,7 @@ _MANIFEST_S = 60.0
 
 def work(run: RunDir, config: RunConfig, _: argparse.Namespace) -> None:
     """One inference rank from its first MPI call to its last."""
-    world = World.connect("inference", config.trainer.ranks + config.inference.replicas, socket.gethostname())
+    world = join_world("inference", run, config)
     index = world.receivers.index(world.rank)
     remove_leftovers()
     with Staging(run.run_id, f"replica{index}") as staging:

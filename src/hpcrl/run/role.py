@@ -11,16 +11,18 @@ import logging
 import os
 import socket
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from hpcrl.config import RunConfig, load_config
-from hpcrl.errors import HpcrlError
+from hpcrl.errors import EnvironmentFault, HpcrlError
 from hpcrl.protocol.rundir import RunDir, publish_text
 
-__all__ = ["record_failure", "role_main"]
+__all__ = ["bounded", "record_failure", "role_main"]
 
 
 def role_main(
@@ -51,6 +53,24 @@ def role_main(
     except Exception as error:  # the one recording point: whatever it was, its reason must reach the user
         record_failure(run, role, f"{type(error).__name__}: {error}")
         raise
+
+
+@contextmanager
+def bounded(run: RunDir, role: str, seconds: float, reason: str) -> Iterator[None]:
+    """End the whole process with ``reason`` recorded when the body takes longer: for calls that can hang and cannot be interrupted."""
+
+    def give_up() -> None:
+        record_failure(run, role, reason)
+        print(f"hpcrl {role}: {reason}", file=sys.stderr, flush=True)
+        os._exit(EnvironmentFault.exit_code)
+
+    timer = threading.Timer(seconds, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def record_failure(run: RunDir, role: str, reason: str) -> None:

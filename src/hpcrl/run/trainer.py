@@ -22,9 +22,9 @@ from hpcrl.protocol.address import routable_address
 from hpcrl.protocol.client import Client
 from hpcrl.protocol.rundir import RunDir, publish_text
 from hpcrl.run.role import role_main
+from hpcrl.run.world import join_world
 from hpcrl.weights.digest import model_config_digest, tokenizer_digest
 from hpcrl.weights.manifest import Manifest
-from hpcrl.weights.mpi import World
 
 __all__ = ["main"]
 
@@ -37,7 +37,7 @@ def work(run: RunDir, config: RunConfig, _: argparse.Namespace) -> None:
     """One trainer rank from its first MPI call to its last."""
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    world = World.connect("trainer", config.trainer.ranks + config.inference.replicas, socket.gethostname())
+    world = join_world("trainer", run, config)
 
     # torch loads only now: a wrong MPI is told before minutes of imports and model loading.
     from hpcrl.trainer.distributed import Ranks
