@@ -9,6 +9,10 @@ from typing import Annotated
 
 import typer
 
+from hpcrl.cli.errors import report_errors
+
+__all__ = ["app"]
+
 app = typer.Typer(
     help="A real multi-node Slurm cluster on one machine (root needed).",
     no_args_is_help=True,
@@ -19,6 +23,7 @@ Name = Annotated[str, typer.Option("--name", help="Cluster name; clusters of dif
 
 
 @app.command()
+@report_errors
 def up(
     layout: Annotated[Path | None, typer.Option("--layout", help="YAML file; default: 5 nodes, 3 partitions.")] = None,
     name: Annotated[str | None, typer.Option("--name", help="Cluster name; default: the layout's, 'hpcrl'.")] = None,
@@ -38,6 +43,7 @@ def up(
 
 
 @app.command()
+@report_errors
 def status(name: Name = "hpcrl") -> None:
     """Show daemons and nodes. Exit code 1 unless everything is up."""
     from hpcrl.devcluster import Cluster
@@ -60,6 +66,7 @@ def status(name: Name = "hpcrl") -> None:
 
 
 @app.command()
+@report_errors
 def down(name: Name = "hpcrl") -> None:
     """Cancel all jobs and remove the cluster without a trace."""
     from hpcrl.devcluster import Cluster
@@ -71,6 +78,7 @@ def down(name: Name = "hpcrl") -> None:
 
 
 @app.command("exec", context_settings={"ignore_unknown_options": True})
+@report_errors
 def exec_(
     command: Annotated[list[str], typer.Argument(help="Command and its arguments, after --.", metavar="-- CMD...")],
     name: Name = "hpcrl",
@@ -83,6 +91,7 @@ def exec_(
 
 
 @app.command()
+@report_errors
 def env(name: Name = "hpcrl") -> None:
     """Print export lines: eval "$(hpcrl devcluster env)"."""
     from hpcrl.devcluster import Cluster

@@ -19,22 +19,59 @@ from hpcrl.protocol import client as api
 from hpcrl.protocol import messages as m
 from hpcrl.protocol.rundir import RunDir
 
-__all__ = ["follow", "follow_while", "show"]
+__all__ = ["follow", "follow_while", "lost_job", "read_end", "show"]
 
 _POLL_S = 1.0
+_LOST_S = 5.0
 
 
-def follow(run: RunDir) -> None:
-    """Show progress until the run has ended. Raises RunError when it did not succeed."""
+def follow(run: RunDir, lost: Callable[[], str] = lambda: "", old_end: str | None = None) -> None:
+    """Show progress until the run has ended. Raises RunError when it did not succeed.
+
+    ``lost()`` is asked now and then: a reason means that there is nothing left to wait for although no end was recorded.
+    ``old_end`` is the record of an earlier end, which a resume replaces.
+    """
     with _Display(run) as display:
-        while not run.end.exists():
+        asked = time.monotonic()
+        while (recorded := read_end(run)) in (None, old_end):
             display.update()
             time.sleep(_POLL_S)
+            if time.monotonic() - asked > _LOST_S:
+                reason, asked = lost(), time.monotonic()
+                if reason and read_end(run) in (None, old_end):
+                    raise RunError(reason)
         display.update()
-    end = json.loads(run.end.read_text(encoding="utf-8"))
+    end = json.loads(recorded or "{}")
     _print_result(run)
     if end["state"] != "success":
         raise RunError(f"the run {end['state']}: {end['reason']}")
+
+
+def read_end(run: RunDir) -> str | None:
+    """The record of the run's end, or None while there is none."""
+    try:
+        return run.end.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+
+
+def lost_job(job_id: str) -> Callable[[], str]:
+    """For :func:`follow`: the Slurm job is over without an end of the run (its launcher died, it was cancelled in the queue)."""
+    from hpcrl.launch.submit import job_output, job_states
+
+    running = {"PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "RESIZING"}
+
+    def lost() -> str:
+        states = job_states(job_id)
+        if states is None or states & running:
+            return ""
+        output = job_output(job_id)
+        lines = output.read_text(encoding="utf-8", errors="replace").split("\n") if output.exists() else []
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        said = f": {last}" if last else ""
+        return f"job {job_id} ended ({', '.join(sorted(states)).lower() or 'unknown to Slurm'}) before its run did{said} ({output})"
+
+    return lost
 
 
 def follow_while(run: RunDir, work: Callable[[], None]) -> None:

@@ -42,21 +42,25 @@ def run_command(
     ] = "local",
 ) -> None:
     """Run a configuration on this machine (local), or submit it and follow it (slurm)."""
-    from hpcrl.cli.follow import follow, follow_while
+    from hpcrl.cli.follow import follow, follow_while, lost_job, read_end
     from hpcrl.config import load_config
     from hpcrl.launch.job import launch_local, new_run_dir
+    from hpcrl.launch.preflight import check_resumable
     from hpcrl.protocol.rundir import RunDir
 
     if (config is None) == (resume is None):
         raise UserError("give either a configuration or --resume RUN_DIR")
     if launcher not in ("local", "slurm"):
         raise UserError(f"--launcher {launcher}: allowed are local and slurm")
+    if resume is not None:
+        check_resumable(resume)
     loaded = load_config(config or RunDir(resume or Path()).config, overrides)
     root = (resume or run_dir or new_run_dir(loaded)).resolve()
     print(f"run directory: {root}", flush=True)
     if launcher == "slurm":
-        _submit(config, resume, overrides or [], root)
-        follow(RunDir(root))
+        old_end = read_end(RunDir(root))
+        job = _submit(config, resume, overrides or [], root)
+        follow(RunDir(root), lost_job(job), old_end)
         return
     follow_while(RunDir(root), lambda: launch_local(root, loaded, resume=resume is not None))
 
@@ -80,11 +84,13 @@ def submit_command(
 
 def _submit(config: Path | None, resume: Path | None, overrides: list[str], root: Path) -> str:
     from hpcrl.config import load_config
-    from hpcrl.launch.preflight import check_inputs
+    from hpcrl.launch.preflight import check_fresh, check_inputs
     from hpcrl.launch.submit import submit
     from hpcrl.protocol.rundir import RunDir
 
     check_inputs(load_config(config or RunDir(resume or Path()).config, overrides))
+    if resume is None:
+        check_fresh(root)
     target = ["--resume", str(resume)] if resume else [str(config), "--run-dir", str(root)]
     job = submit([*target, *(part for item in overrides for part in ("--set", item))])
     print(f"submitted job {job}", flush=True)

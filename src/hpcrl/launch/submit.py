@@ -1,4 +1,4 @@
-"""Submit slurm/launch_hetjob.sh with sbatch."""
+"""Submit slurm/launch_hetjob.sh with sbatch, and ask what became of the job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hpcrl.errors import EnvironmentFault
 from hpcrl.launch.environment import clean_environment
 from hpcrl.launch.preflight import require_commands
 
-__all__ = ["submit"]
+__all__ = ["job_output", "job_states", "submit"]
 
 SCRIPT = Path("slurm/launch_hetjob.sh")
 
@@ -30,3 +30,17 @@ def submit(script_args: list[str]) -> str:
     if result.returncode != 0:
         raise EnvironmentFault(f"sbatch refused the job: {' '.join(result.stderr.split())}")
     return result.stdout.strip().split(";")[0]
+
+
+def job_states(job_id: str) -> set[str] | None:
+    """States of the job's components (PENDING, RUNNING…); empty once Slurm has forgotten the job, None when Slurm does not answer."""
+    argv = ["squeue", "--noheader", "--states=all", f"--jobs={job_id}", "--format=%T"]
+    result = subprocess.run(argv, capture_output=True, text=True, check=False, env=clean_environment(os.environ))
+    if result.returncode == 0:
+        return set(result.stdout.split())
+    return set() if "Invalid job id" in result.stderr else None
+
+
+def job_output(job_id: str) -> Path:
+    """Where the job's own output goes (``--output`` in the script)."""
+    return Path(f"slurm-{job_id}.out").resolve()
