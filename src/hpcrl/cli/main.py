@@ -131,6 +131,26 @@ def report_command(run_dir: Annotated[Path, typer.Argument(help="Run directory."
     print(f"{run.summary}\n{run.report}")
 
 
+@app.command("compare")
+@report_errors
+def compare_command(
+    out: Annotated[Path, typer.Argument(help="SVG file to write.")],
+    sets: Annotated[list[str], typer.Argument(metavar="LABEL=RUN_DIR,RUN_DIR…", help="Named sets of runs.")],
+) -> None:
+    """Learning curves of several runs in one picture, and their numbers as a Markdown table."""
+    from hpcrl.protocol.rundir import publish_text
+    from hpcrl.report.compare import compare_svg, compare_table
+
+    named = {}
+    for item in sets:
+        label, equals, paths = item.partition("=")
+        if not (label and equals and paths):
+            raise UserError(f"{item!r}: expected LABEL=RUN_DIR,RUN_DIR…")
+        named[label] = [Path(path) for path in paths.split(",")]
+    publish_text(out, compare_svg(named))
+    print(compare_table(named))
+
+
 @app.command("doctor")
 @report_errors
 def doctor_command(

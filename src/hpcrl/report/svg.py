@@ -7,14 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-__all__ = ["HALF", "WHOLE", "Line", "bar_chart", "line_chart", "ticks"]
+from hpcrl.errors import UserError
+
+__all__ = ["HALF", "WHOLE", "Line", "bar_chart", "line_chart", "standalone_chart", "ticks"]
 
 WHOLE, HALF = 1000, 470
 """Widths of a chart that has the page's width, and of one of two side by side: drawn about 1:1, so that letters keep their size."""
 _HEIGHT = 280
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 16, 14, 40
 _BAR_H, _VALUE_W = 22, 90
-_LETTER = 6.6
+_LETTER = 7.4
 """Width of an average letter of the labels."""
 
 
@@ -46,6 +48,40 @@ def line_chart(
     drawn = [line for line in lines if line.points]
     if not drawn:
         return ""
+    parts = _plot(drawn, x_label, y_label, y_range, width)
+    return _svg(width, _HEIGHT, parts, f"{y_label} over {x_label}") + (_legend(drawn) if len(drawn) > 1 else "")
+
+
+def standalone_chart(
+    lines: Sequence[Line],
+    x_label: str,
+    y_label: str,
+    y_range: tuple[float, float] | None,
+    style: str,
+    width: int = WHOLE,
+) -> str:
+    """The same as an SVG file of its own: legend and ``style`` sheet inside. Raises UserError when there is nothing to draw."""
+    drawn = [line for line in lines if line.points]
+    if not drawn:
+        raise UserError("nothing to draw: none of the runs has a reading")
+    legend = [
+        f'<text x="{_LEFT + (width // 2) * (index % 2)}" y="{16 + 16 * (index // 2)}" class="c{line.color} key">'
+        f"{'●' if line.marks else '—'} {escape(line.label)}</text>"
+        for index, line in enumerate(drawn)
+    ]
+    top = 16 * ((len(drawn) + 1) // 2) + 8
+    plot = "\n".join(_plot(drawn, x_label, y_label, y_range, width))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {_HEIGHT + top}" width="{width}" height="{_HEIGHT + top}">\n'
+        f'<style>{style} svg .key {{ fill: var(--c) }}</style>\n<rect width="100%" height="100%" style="fill: var(--page)"/>\n'
+        + "\n".join(legend)
+        + f'\n<g transform="translate(0 {top})">\n{plot}\n</g>\n</svg>\n'
+    )
+
+
+def _plot(
+    drawn: Sequence[Line], x_label: str, y_label: str, y_range: tuple[float, float] | None, width: int
+) -> list[str]:
     xs = [x for line in drawn for x, _ in line.points]
     ys = [y for line in drawn for _, y in line.points]
     x_ticks = ticks(min(xs), max(xs), 8)
@@ -85,7 +121,7 @@ def line_chart(
     parts.append(
         f'<text class="axis" x="13" y="{middle}" text-anchor="middle" transform="rotate(-90 13 {middle})">{escape(y_label)}</text>'
     )
-    return _svg(width, _HEIGHT, parts, f"{y_label} over {x_label}") + (_legend(drawn) if len(drawn) > 1 else "")
+    return parts
 
 
 def bar_chart(values: Mapping[str, float], unit: str = "", color: int = 1, width: int = WHOLE) -> str:
