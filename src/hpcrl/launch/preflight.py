@@ -16,19 +16,16 @@ __all__ = ["check_fresh", "check_inputs", "check_resumable", "find_mpiexec", "re
 
 
 def check_inputs(config: RunConfig) -> None:
-    """Model and task directories are there and well-formed. Raises UserError."""
-    from hpcrl.sandbox.tasks import list_tasks, load_task
+    """Model and task directories are there, and every task is well-formed, its private tests too. Raises UserError."""
+    from hpcrl.coordinator.tasks import find_tasks
+    from hpcrl.scoring.private import load_private
 
     _check_model(Path(config.model.path))
     for key, folder in (("tasks.train", config.tasks.train), ("tasks.eval", config.tasks.eval)):
         if folder is None:
             continue
-        if not Path(folder).is_dir():
-            raise UserError(
-                f"{key}: {folder} is not a directory; it must hold Harbor task directories (each with task.toml)"
-            )
-        for path in list_tasks(Path(folder)):
-            load_task(path)
+        for task in find_tasks(folder, key):
+            load_private(Path(task.task_dir))
 
 
 def _check_model(path: Path) -> None:

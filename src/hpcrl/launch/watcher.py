@@ -14,9 +14,11 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcrl.errors import EnvironmentFault
 from hpcrl.launch.steps import Step
 from hpcrl.protocol.rundir import RunDir
 
@@ -38,7 +40,7 @@ class Child:
         if code is None:
             return "is running"
         if code < 0:
-            return f"was killed by signal {-code} ({signal.Signals(-code).name})"
+            return f"was killed by signal {-code} ({signal.strsignal(-code) or 'unknown'})"
         return f"ended with exit code {code}"
 
 
@@ -56,18 +58,21 @@ class Watcher:
         self.stop_all()
 
     def start(self, step: Step) -> Child:
-        """Start one child in its own process group, its output appended to its log."""
-        for folder in (step.log.parent, *step.folders):
-            folder.mkdir(parents=True, exist_ok=True)
-        with open(step.log, "ab") as log:
-            process = subprocess.Popen(
-                step.argv,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **step.env},
-                start_new_session=True,
-            )
+        """Start one child in its own process group, its output appended to its log. Raises EnvironmentFault."""
+        try:
+            for folder in (step.log.parent, *step.folders):
+                folder.mkdir(parents=True, exist_ok=True)
+            with open(step.log, "ab") as log:
+                process = subprocess.Popen(
+                    step.argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, **step.env},
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise EnvironmentFault(f"cannot start {step.name}: {error.filename}: {error.strerror}") from error
         child = Child(step, process)
         self.children.append(child)
         return child
@@ -104,11 +109,10 @@ class Watcher:
             _signal(child, signal.SIGTERM)
         deadline = time.monotonic() + _TERM_GRACE_S
         for child in running:
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 child.process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                _signal(child, signal.SIGKILL)
-                child.process.wait()
+            _signal(child, signal.SIGKILL)  # also what its leader left behind in the group
+            child.process.wait()
 
     def _why(self, child: Child) -> str:
         # A dying rank may still be writing its reason while its srun has already gone.

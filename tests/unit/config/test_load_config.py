@@ -117,7 +117,7 @@ def test_a_file_that_is_no_mapping(tmp_path: Path, text: str, message: str) -> N
 
 
 def test_a_missing_or_binary_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot read the configuration .*: No such file"):
+    with pytest.raises(ConfigError, match=r"cannot read the configuration .*: No such file"):
         load_config(tmp_path / "none.yaml")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match=r"binary\.yaml"):

@@ -37,7 +37,7 @@ def test_versions_order_by_lineage_then_step() -> None:
 
 @pytest.mark.parametrize("text", ["", "1", "1.", ".1", "1.2.3", "-1.2", "a.b", "1 .2", "default", "1.2\n"])
 def test_anything_else_is_no_version(text: str) -> None:
-    with pytest.raises(UserError, match="is not a policy version: expected LINEAGE.STEP"):
+    with pytest.raises(UserError, match=r"is not a policy version: expected LINEAGE\.STEP"):
         PolicyVersion.parse(text)
 
 

@@ -1,0 +1,176 @@
+"""Real children, short lives: what counts as success, and which reason is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from hpcrl.errors import EnvironmentFault
+from hpcrl.launch.steps import Step
+from hpcrl.launch.watcher import Child, Watcher, first_failure
+from hpcrl.protocol.rundir import RunDir, publish_text
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    found = RunDir(tmp_path / "run")
+    found.create()
+    return found
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcrl.launch.watcher._POLL_S", 0.01)
+    monkeypatch.setattr("hpcrl.launch.watcher._REASON_GRACE_S", 0.05)
+
+
+def shell(run: RunDir, name: str, script: str, *, ends_run: bool = False, **env: str) -> Step:
+    return Step(name, ["sh", "-c", script], run.logs(name) / "log", ends_run=ends_run, env=env)
+
+
+def never() -> str:
+    return ""
+
+
+def failure(run: RunDir, role: str, reason: str, at: float) -> None:
+    publish_text(run.failures / f"{role}.json", json.dumps({"role": role, "node": "n1", "at": at, "reason": reason}))
+
+
+def test_success_is_code_0_of_the_step_that_ends_the_run_and_the_trainers_last_word(run: RunDir) -> None:
+    with Watcher(run) as watcher:
+        watcher.start(shell(run, "worker", "sleep 60"))
+        watcher.start(shell(run, "mpi", f"echo '{{}}' > {run.trained}", ends_run=True))
+        assert watcher.wait(never) == ""
+
+
+def test_code_0_without_the_trainers_last_word_is_a_failure(run: RunDir) -> None:
+    with Watcher(run) as watcher:
+        watcher.start(shell(run, "mpi", "echo srun: nothing started >&2", ends_run=True))
+        reason = watcher.wait(never)
+    assert reason.startswith("mpi ended with exit code 0: srun: nothing started (log: ")
+
+
+def test_another_steps_end_is_never_success(run: RunDir) -> None:
+    publish_text(run.trained, "{}")
+    with Watcher(run) as watcher:
+        watcher.start(shell(run, "mpi", "sleep 60", ends_run=True))
+        watcher.start(shell(run, "worker", "true"))
+        assert watcher.wait(never).startswith("worker ended with exit code 0 (log: ")
+
+
+def test_the_first_recorded_failure_is_the_reason_whoever_ended_first(run: RunDir) -> None:
+    failure(run, "inference", "world of size 1", at=2.0)
+    failure(run, "trainer", "out of memory", at=1.0)
+    with Watcher(run) as watcher:
+        watcher.start(shell(run, "mpi", "exit 3", ends_run=True))
+        assert watcher.wait(never) == "trainer on n1: out of memory"
+
+
+def test_a_reason_that_is_still_being_written_is_waited_for(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcrl.launch.watcher._REASON_GRACE_S", 5.0)
+    entry = json.dumps({"role": "trainer", "node": "n1", "at": 1, "reason": "late"})
+    run.failures.mkdir()
+    script = f"(sleep 0.08; printf '%s' '{entry}' > {run.root}/x; mv {run.root}/x {run.failures}/t.json) & exit 1"
+    with Watcher(run) as watcher:
+        watcher.start(shell(run, "mpi", script, ends_run=True))
+        assert watcher.wait(never) == "trainer on n1: late"
+
+
+def test_a_killed_child_is_named_with_its_signal(run: RunDir) -> None:
+    with Watcher(run) as watcher:
+        child = watcher.start(shell(run, "worker", "exec sleep 60"))
+        os.kill(child.process.pid, signal.SIGKILL)
+        reason = watcher.wait(never)
+    assert reason == f"worker was killed by signal 9 (Killed) (log: {child.step.log})"
+
+
+def test_a_real_time_signal_has_a_readable_end(run: RunDir) -> None:
+    with Watcher(run) as watcher:
+        child = watcher.start(shell(run, "worker", "exec sleep 60"))
+        os.kill(child.process.pid, signal.SIGRTMIN + 3)
+        child.process.wait()
+        assert child.ended().startswith(f"was killed by signal {signal.SIGRTMIN + 3}")
+
+
+def test_without_a_recorded_reason_the_last_line_of_the_log_is_told(run: RunDir) -> None:
+    with Watcher(run) as watcher:
+        watcher.start(shell(run, "mpi", "echo first; echo; echo 'srun: error: Unable to create step'; echo; exit 1"))
+        assert watcher.wait(never).startswith("mpi ended with exit code 1: srun: error: Unable to create step (log: ")
+
+
+def test_an_interruption_is_the_reason(run: RunDir) -> None:
+    asked = iter(["", "", "stopped by SIGTERM"])
+    with Watcher(run) as watcher:
+        watcher.start(shell(run, "mpi", "sleep 60", ends_run=True))
+        assert watcher.wait(lambda: next(asked)) == "stopped by SIGTERM"
+
+
+def test_nothing_survives_the_watcher_not_even_the_deaf(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcrl.launch.watcher._TERM_GRACE_S", 0.05)
+    with Watcher(run) as watcher:
+        children = [
+            watcher.start(shell(run, "plain", "sleep 60")),
+            watcher.start(shell(run, "deaf", "trap '' TERM; while :; do sleep 0.01; done")),
+        ]
+    assert [child.process.poll() is not None for child in children] == [True, True]
+    assert all(_gone(child) for child in children)
+
+
+def test_what_a_child_leaves_in_its_group_is_killed_with_it(run: RunDir) -> None:
+    with Watcher(run) as watcher:
+        child = watcher.start(shell(run, "parent", f"(trap '' TERM; touch {run.root}/ready; sleep 60) & wait"))
+        while not (run.root / "ready").exists():
+            time.sleep(0.005)
+    assert _gone(child)
+
+
+def test_children_get_the_steps_environment_log_and_folders(run: RunDir, tmp_path: Path) -> None:
+    step = Step(
+        "x", ["sh", "-c", "echo $MINE"], run.logs("x") / "log", folders=(tmp_path / "a" / "b",), env={"MINE": "7"}
+    )
+    step.log.parent.mkdir(parents=True)
+    step.log.write_text("earlier\n")
+    with Watcher(run) as watcher:
+        watcher.start(step).process.wait()
+    assert step.log.read_text() == "earlier\n7\n"
+    assert (tmp_path / "a" / "b").is_dir()
+
+
+def test_waiting_for_some_to_end_by_themselves(run: RunDir) -> None:
+    with Watcher(run) as watcher:
+        watcher.start(shell(run, "mpi", "sleep 60", ends_run=True))
+        watcher.start(shell(run, "worker-0", "true"))
+        assert watcher.wait_ended(lambda name: name.startswith("worker"), 5.0) == []
+        watcher.start(shell(run, "worker-1", "sleep 60"))
+        start = time.monotonic()
+        assert watcher.wait_ended(lambda name: name.startswith("worker"), 0.05) == ["worker-1"]
+        assert time.monotonic() - start < 1.0
+
+
+def test_a_command_that_does_not_exist_is_a_readable_reason(run: RunDir) -> None:
+    with (
+        Watcher(run) as watcher,
+        pytest.raises(EnvironmentFault, match="cannot start mpi: no-such-command-here: No such"),
+    ):
+        watcher.start(Step("mpi", ["no-such-command-here"], run.logs("mpi") / "log"))
+
+
+def test_no_failures_no_reason(run: RunDir) -> None:
+    assert first_failure(run) is None
+
+
+def _gone(child: Child) -> bool:
+    """No process of its group is left (the dead are reaped by init a moment later)."""
+    deadline = time.monotonic() + 5.0
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(child.process.pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.005)
+    return False
