@@ -84,10 +84,10 @@ def launch_slurm(root: Path, config: RunConfig, *, resume: bool = False) -> None
     )
     run = _open(root, sized, resume)
     host = routable_address()
-    with _recorded(run) as signals:
+    with _stop_signals() as signals, Watcher(run) as watcher, _recorded(run):
         _check_shared(run, sized, signals)
         _check_sandboxes(run, plan.sandbox_check(run, sized), signals)
-        _drive(run, signals, plan.coordinator_step(run, host, resume), plan.slurm_steps(run, sized, job))
+        _drive(run, watcher, signals, plan.coordinator_step(run, host, resume), plan.slurm_steps(run, sized, job))
 
 
 def launch_local(root: Path, config: RunConfig, *, resume: bool = False) -> None:
@@ -95,9 +95,15 @@ def launch_local(root: Path, config: RunConfig, *, resume: bool = False) -> None
     mpiexec = find_mpiexec()
     run = _open(root, config, resume)
     os.environ.setdefault("HPCRL_ADDRESS", "127.0.0.1")
-    with _recorded(run) as signals:
+    with _stop_signals() as signals, Watcher(run) as watcher, _recorded(run):
         _check_sandboxes(run, plan.sandbox_check_here(run), signals)
-        _drive(run, signals, plan.coordinator_step(run, "127.0.0.1", resume), plan.local_steps(run, config, mpiexec))
+        _drive(
+            run,
+            watcher,
+            signals,
+            plan.coordinator_step(run, "127.0.0.1", resume),
+            plan.local_steps(run, config, mpiexec),
+        )
 
 
 def _open(root: Path, config: RunConfig, resume: bool) -> RunDir:
@@ -139,16 +145,30 @@ def _check_sandboxes(run: RunDir, command: list[str], signals: list[int]) -> Non
 
 
 @contextmanager
-def _recorded(run: RunDir) -> Iterator[list[int]]:
-    """Whatever happens inside is the run's end, written to end.json. Yields the stop signals received so far."""
+def _stop_signals() -> Iterator[list[int]]:
+    """Collects SIGTERM and SIGINT instead of dying of them; yields those received so far."""
     signals: list[int] = []
     previous = {
         number: signal.signal(number, lambda n, _: signals.append(n)) for number in (signal.SIGTERM, signal.SIGINT)
     }
+    try:
+        yield signals
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _recorded(run: RunDir) -> Iterator[None]:
+    """Whatever happens inside is the run's end, written to end.json.
+
+    Enter it inside the Watcher: a cancelled job has seconds before Slurm kills it, and the end must be on disk before children that
+    are slow to stop are waited for.
+    """
     started = time.time()
     state, reason = "success", ""
     try:
-        yield signals
+        yield
     except HpcrlError as error:
         state, reason = ("cancelled" if isinstance(error, _Cancelled) else "failed"), str(error)
         raise
@@ -159,8 +179,6 @@ def _recorded(run: RunDir) -> Iterator[list[int]]:
         end = {"state": state, "reason": reason, "started_at": started, "ended_at": time.time()}
         publish_text(run.end, json.dumps(end) + "\n")
         _report(run)
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 class _Cancelled(RunError):
@@ -171,25 +189,24 @@ def _stopped_by(signals: list[int]) -> str:
     return f"stopped by {signal.Signals(signals[0]).name}" if signals else ""
 
 
-def _drive(run: RunDir, signals: list[int], coordinator: plan.Step, roles: list[plan.Step]) -> None:
+def _drive(run: RunDir, watcher: Watcher, signals: list[int], coordinator: plan.Step, roles: list[plan.Step]) -> None:
     """Start everything, watch it to its end. Raises RunError with the first cause."""
-    with Watcher(run) as watcher:
-        child = watcher.start(coordinator)
-        try:
-            api.wait_for_endpoint(run, "coordinator", _COORDINATOR_START_S, alive=lambda: child.process.poll() is None)
-        except InfraError as error:
-            # Its own reason says more than its absence.
-            raise RunError(str(error) if child.process.poll() is None else watcher.wait(lambda: "")) from error
-        log.info("coordinator at %s", run.endpoint("coordinator"))
-        for step in roles:
-            watcher.start(step)
-            log.info("started %s", step.name)
-        reason = watcher.wait(lambda: _stopped_by(signals))
-        _finish(run, watcher, reason)
-        if signals:
-            raise _Cancelled(reason)
-        if reason:
-            raise RunError(reason)
+    child = watcher.start(coordinator)
+    try:
+        api.wait_for_endpoint(run, "coordinator", _COORDINATOR_START_S, alive=lambda: child.process.poll() is None)
+    except InfraError as error:
+        # Its own reason says more than its absence.
+        raise RunError(str(error) if child.process.poll() is None else watcher.wait(lambda: "")) from error
+    log.info("coordinator at %s", run.endpoint("coordinator"))
+    for step in roles:
+        watcher.start(step)
+        log.info("started %s", step.name)
+    reason = watcher.wait(lambda: _stopped_by(signals))
+    _finish(run, watcher, reason)
+    if signals:
+        raise _Cancelled(reason)
+    if reason:
+        raise RunError(reason)
 
 
 def _finish(run: RunDir, watcher: Watcher, reason: str) -> None:
