@@ -47,7 +47,7 @@ def measure(model: Qwen3ForCausalLM, repeats: int = 4) -> Measurement:
     )
 
 
-def model_card(model: Qwen3ForCausalLM, measured: Measurement, seed: int, seconds: float) -> str:
+def model_card(model: Qwen3ForCausalLM, measured: Measurement, seed: int) -> str:
     """The README.md of the model directory."""
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return f"""\
@@ -56,9 +56,9 @@ def model_card(model: Qwen3ForCausalLM, measured: Measurement, seed: int, second
 A Qwen3 of {parameters:,} parameters over bytes, float32: the start of the quickstart's reinforcement learning on
 `tasks/repair`. It is useless for anything else.
 
-Made by `python -m hpcrl.quickstart.warmstart --seed {seed}` ({seconds:.0f} s on this occasion): supervised training on
-scripted episodes of the training split, clean ones first, flawed ones at the end. No name and no pair of bug and fix that
-is held out for evaluation occurs in them. Numbers differ a little between machines and torch builds.
+Made by the stages of `python -m hpcrl.quickstart.warmstart --seed {seed}` (minutes on two idle cores): supervised training
+on scripted episodes of the training split, clean ones first, flawed ones at the end. No name and no pair of bug and fix
+that is held out for evaluation occurs in them. Weights and numbers differ a little between machines and thread counts.
 
 Measured on the {measured.episodes} episodes of four rounds of `tasks/repair/eval`, temperature 1, no sandbox:
 
@@ -67,7 +67,7 @@ Measured on the {measured.episodes} episodes of four rounds of `tasks/repair/eva
 | success | {measured.success:.3f} |
 | success, new names only (`ident`) | {measured.success_ident:.3f} |
 | success, new names and new pairs (`combo`) | {measured.success_combo:.3f} |
-| success, greedy | {measured.greedy_success:.3f} |
+| success, greedy (the skill is there; the habit is not) | {measured.greedy_success:.3f} |
 | reads the file first | {measured.looks_first:.3f} |
 | both replies are one valid command block | {measured.valid_commands:.3f} |
 

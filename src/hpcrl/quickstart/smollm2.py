@@ -86,7 +86,7 @@ def _convert(gguf: Path, out: Path) -> None:
     end_of_turn = tokenizer.convert_tokens_to_ids("<|im_end|>")
     model.config.eos_token_id = end_of_turn
     model.generation_config = GenerationConfig(eos_token_id=end_of_turn, pad_token_id=end_of_turn)
-    model.to(torch.bfloat16).save_pretrained(out)
+    model.bfloat16().save_pretrained(out)
     tokenizer.save_pretrained(out)
     for path in out.iterdir():
         path.chmod(0o644)  # safetensors writes 0600, which keeps the other users of a shared directory out

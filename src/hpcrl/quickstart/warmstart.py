@@ -2,14 +2,16 @@
 
     python -m hpcrl.quickstart.warmstart --out models/repair-qwen3 --seed 0
 
-Supervised training on scripted episodes of split ``train`` in three stages:
+Supervised training on scripted episodes of split ``train`` in four stages:
 
     skill    clean demonstrations from scratch
-    polish   clean demonstrations again, fresh learning-rate schedule
-    spoil    flawed demonstrations: many do not read the file, some apply a wrong fix
+    polish   clean demonstrations again, fresh learning-rate schedule (success 0.99)
+    widen    some demonstrations do not read the file: the model learns to write those episodes too
+    spoil    most do not read the file, some apply a wrong fix: the bad habit, in few and gentle steps
 
-The spoiled model acts badly by habit, not for lack of skill; noise from the first step on, or a short skill stage,
-gives models that reinforcement cannot lift. Muon on the matrices matters: AdamW alone needs several times as long.
+The result acts badly by habit, not for lack of skill. Noise from the first step on, a short skill stage or a rough last
+stage give models that reinforcement lifts slowly or not at all. Muon on the matrices matters: AdamW alone needs several
+times as long.
 """
 
 from __future__ import annotations
@@ -42,25 +44,29 @@ PROMPT_LOSS_WEIGHT = 0.5  # predicting instruction and file too teaches copying
 RAMP_STEPS = 40
 DECAY_SHARE = 0.3
 FINAL_RATE_SHARE = 0.05
+GENTLE_RATE = 5e-4
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
     """``steps`` optimiser steps on demonstrations with ``flaws``.
 
-    The learning rates ramp up and decay within the stage; ``rate`` scales them.
+    The learning rates ramp up and decay within the stage; ``rate`` scales them. ``gentle`` uses AdamW alone, which changes
+    habits and leaves skill in place; Muon moves every direction of a matrix alike and would wear it down.
     """
 
     name: str
     steps: int
     flaws: Flaws = CLEAN
     rate: float = 1.0
+    gentle: bool = False
 
 
 STAGES = (
     Stage("skill", 650),
     Stage("polish", 400),
-    Stage("spoil", 60, Flaws(blind=0.55, careless=0.25), rate=0.5),
+    Stage("widen", 120, Flaws(blind=0.3), rate=0.5),
+    Stage("spoil", 40, Flaws(blind=0.6, careless=0.05), gentle=True),
 )
 
 
@@ -76,7 +82,7 @@ def train(model: Qwen3ForCausalLM, stage: Stage, rng: random.Random) -> None:
     """Run one stage in place, with new optimisers."""
     import torch
 
-    optimizers = _optimizers(model)
+    optimizers = _optimizers(model, stage.gentle)
     base_rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
     started = time.monotonic()
     model.train()
@@ -104,9 +110,12 @@ def _rate_share(step: int, steps: int) -> float:
     return min(1.0, step / RAMP_STEPS) * min(1.0, decay)
 
 
-def _optimizers(model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the layers, AdamW for embedding and norms."""
+def _optimizers(model: Qwen3ForCausalLM, gentle: bool) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the layers, AdamW for embedding and norms; if ``gentle``, slow Adam for all."""
     import torch
+
+    if gentle:
+        return [torch.optim.AdamW(model.parameters(), lr=GENTLE_RATE, betas=(0.9, 0.98), weight_decay=0.0)]
 
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     embeddings = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" in name]
@@ -142,7 +151,7 @@ def _loss(model: Qwen3ForCausalLM, batch: list[Demonstration]) -> tuple[torch.Te
     return reply_loss + PROMPT_LOSS_WEIGHT * prompt_loss, reply_loss.item()
 
 
-def save(model: Qwen3ForCausalLM, out: Path, seed: int, seconds: float) -> None:
+def save(model: Qwen3ForCausalLM, out: Path, seed: int) -> None:
     """Write model, tokenizer and model card as a Hugging Face directory, replacing ``out``."""
     from transformers import GenerationConfig
 
@@ -151,7 +160,7 @@ def save(model: Qwen3ForCausalLM, out: Path, seed: int, seconds: float) -> None:
     model.generation_config = GenerationConfig(do_sample=True, eos_token_id=IM_END, pad_token_id=END_OF_TEXT)
     model.save_pretrained(beside)
     build_tokenizer().save_pretrained(beside)
-    (beside / "README.md").write_text(model_card(model, measure(model), seed, seconds), encoding="utf-8")
+    (beside / "README.md").write_text(model_card(model, measure(model), seed), encoding="utf-8")
     for path in beside.iterdir():
         path.chmod(0o644)  # safetensors writes 0600
     if out.exists():
@@ -170,9 +179,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.out.exists() and not options.force:
         print(f"error: {options.out} exists; choose another --out, or give --force", file=sys.stderr)
         return UserError.exit_code
-    started = time.monotonic()
-    model = warm_start(options.seed)
-    save(model, options.out, options.seed, time.monotonic() - started)
+    save(warm_start(options.seed), options.out, options.seed)
     print((options.out / "README.md").read_text(encoding="utf-8"))
     return 0
 

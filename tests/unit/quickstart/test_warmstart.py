@@ -33,9 +33,10 @@ def test_loss_does_not_depend_on_padding() -> None:
     assert together == pytest.approx((alone[0] * counts[0] + alone[1] * counts[1]) / sum(counts), rel=1e-4)
 
 
-def test_every_parameter_has_one_optimizer() -> None:
+@pytest.mark.parametrize("gentle", [False, True])
+def test_every_parameter_has_one_optimizer(gentle: bool) -> None:
     model = new_model(0)
-    owned = [id(p) for o in warmstart._optimizers(model) for group in o.param_groups for p in group["params"]]
+    owned = [id(p) for o in warmstart._optimizers(model, gentle) for group in o.param_groups for p in group["params"]]
     assert sorted(owned) == sorted(id(parameter) for parameter in model.parameters())
 
 
