@@ -23,6 +23,7 @@ mpi4py.rc.finalize = False
 from mpi4py import MPI  # noqa: E402
 
 from hpcrl.errors import DataError, EnvironmentFault  # noqa: E402
+from hpcrl.weights import pmi_relay  # noqa: E402
 
 __all__ = ["Pacer", "Role", "World"]
 
@@ -83,6 +84,8 @@ class World:
         people. Raises EnvironmentFault when MPI found another number of ranks, or no trainer.
         """
         owns_mpi = not MPI.Is_initialized()
+        if owns_mpi:
+            pmi_relay.install()
         if owns_mpi and MPI.Init_thread(MPI.THREAD_SERIALIZED) < MPI.THREAD_SERIALIZED:
             raise EnvironmentFault("the MPI library does not offer MPI_THREAD_SERIALIZED, which hpcrl needs")
         comm = MPI.COMM_WORLD
