@@ -57,8 +57,16 @@ class Job:
             ended = fails_with_job and self.over()
             if ended or time.monotonic() > deadline:
                 why = "the job ended" if ended else f"{timeout_s:.0f} s passed"
-                raise AssertionError(f"no {what}: {why}; output:\n{self.text()}")
+                raise AssertionError(f"no {what}: {why}; {self.evidence()}")
             time.sleep(0.5)
+
+    def evidence(self) -> str:
+        """For a failed assertion: the job's output and the end of every log."""
+        ends = []
+        for log in sorted(self.run_dir.glob("logs/*/*.log")):
+            lines = log.read_text(errors="replace").strip().splitlines()[-12:]
+            ends.append(f"--- {log.relative_to(self.run_dir)}\n" + "\n".join(lines))
+        return "\n".join([f"job {self.job_id} printed:", self.text(), *ends])
 
     def text(self) -> str:
         """What the job printed."""

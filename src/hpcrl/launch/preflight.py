@@ -53,16 +53,16 @@ def check_resumable(root: Path) -> None:
     run = RunDir(root)
     if not run.config.exists():
         raise UserError(f"--resume {root}: no run there (config.resolved.yaml is missing)")
-    if run.end.exists() or run.endpoint("coordinator") is None:
+    if run.endpoint("coordinator") is None:
         return
     client = api.Client(run, "admin", patience_s=0.0)
     try:
         client.call(api.STATUS, m.StatusRequest())
     except InfraError:
-        return  # its coordinator is gone: the run was cut off, which is what a resume is for
+        return  # its coordinator is gone: the run ended or was cut off
     finally:
         client.close()
-    raise UserError(f"--resume {root}: this run is still running; wait for its end, or stop it first")
+    raise UserError(f"--resume {root}: this run is still running or just stopping; wait for its end, or stop it first")
 
 
 def require_commands(*names: str) -> None:

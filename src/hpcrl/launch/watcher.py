@@ -27,6 +27,8 @@ __all__ = ["Child", "Watcher", "first_failure"]
 _POLL_S = 0.2
 _TERM_GRACE_S = 15.0
 _REASON_GRACE_S = 2.0
+_TAIL_BYTES = 65536
+_ERROR_LINES = 20
 
 
 @dataclass(slots=True)
@@ -122,7 +124,7 @@ class Watcher:
             if reason:
                 return reason
             time.sleep(_POLL_S)
-        tail = _last_line(child.step.log)
+        tail = "; ".join(line for line in (_last_line(child.step.log), _task_error(child.step)) if line)
         return f"{child.step.name} {child.ended()}{f': {tail}' if tail else ''} (log: {child.step.log})"
 
 
@@ -143,8 +145,24 @@ def _signal(child: Child, number: int) -> None:
 
 
 def _last_line(path: Path) -> str:
+    return next(reversed(_lines(path)), "")[:300]
+
+
+def _task_error(step: Step) -> str:
+    """What a task of the step said of an error in its own last lines: a library that ends the process leaves no other reason."""
+    for log in (log for folder in step.folders for log in sorted(folder.glob("[0-9]*.log"))):
+        for line in _lines(log)[-_ERROR_LINES:]:
+            if "error" in line.lower():
+                return f"{log.parent.name}/{log.name}: {line[:300]}"
+    return ""
+
+
+def _lines(path: Path) -> list[str]:
+    """The lines at the end of a log that are not empty."""
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        with open(path, "rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            text = file.read().decode("utf-8", "replace")
     except OSError:
-        return ""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")[:300]
+        return []
+    return [line.strip() for line in text.splitlines() if line.strip()]

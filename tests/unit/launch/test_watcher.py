@@ -103,6 +103,21 @@ def test_without_a_recorded_reason_the_last_line_of_the_log_is_told(run: RunDir)
         assert watcher.wait(never).startswith("mpi ended with exit code 1: srun: error: Unable to create step (log: ")
 
 
+def test_what_a_dying_library_said_in_a_tasks_log_is_told_too(run: RunDir) -> None:
+    folder = run.logs("trainer")
+    folder.mkdir(parents=True)
+    (folder / "0.log").write_text("all is well\n")
+    (folder / "1.log").write_text("loading\nFatal error in internal_Init: Other MPI error\nstack\n\n")
+    step = Step(
+        "mpi", ["sh", "-c", "echo 'srun: tasks 0-1 failed'; exit 15"], run.logs("launcher") / "x", True, (folder,)
+    )
+    with Watcher(run) as watcher:
+        watcher.start(step)
+        reason = watcher.wait(never)
+    said = "mpi ended with exit code 15: srun: tasks 0-1 failed; trainer/1.log: Fatal error in internal_Init: Other MPI error"
+    assert reason.startswith(said)
+
+
 def test_an_interruption_is_the_reason(run: RunDir) -> None:
     asked = iter(["", "", "stopped by SIGTERM"])
     with Watcher(run) as watcher:

@@ -57,7 +57,11 @@ def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
     assert seen <= texts
 
 
-def test_a_secret_is_never_readable_by_others_not_even_while_written(tmp_path: Path) -> None:
+def test_a_secret_is_never_readable_by_others_not_even_while_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+    monkeypatch.setattr(os, "chmod", lambda path, _: written.append(mode(Path(path))))
     old = os.umask(0)
     try:
         publish_text(tmp_path / "token", "secret", 0o600)
@@ -66,6 +70,7 @@ def test_a_secret_is_never_readable_by_others_not_even_while_written(tmp_path: P
         run.announce("coordinator", "http://10.0.0.1:4711")
     finally:
         os.umask(old)
+    assert written == [0o600, 0o600]
     assert mode(tmp_path / "token") == 0o600
     assert mode(run.root) == 0o700
     assert mode(run.endpoints / "coordinator") == 0o600

@@ -1,0 +1,192 @@
+"""Whole runs: the shipped script and configuration, scaled down, on a real Slurm; and the same roles without Slurm.
+
+Real trainer and inference ranks, vLLM, Apptainer sandboxes and scorers. A start of vLLM is most of a test's time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hetjobs import ROOT, Job, Jobs
+
+from hpcrl.devcluster.procs import snapshot
+from hpcrl.protocol.rundir import RunDir
+from hpcrl.trajectory.reader import ShardReader
+
+pytestmark = [pytest.mark.vllm, pytest.mark.apptainer, pytest.mark.mpi, pytest.mark.slow, pytest.mark.timeout(900)]
+
+HPCRL = Path(sys.executable).with_name("hpcrl")
+MODEL = next((path for path in (ROOT / "models/repair-qwen3", ROOT / ".cache/models/m0") if path.is_dir()), None)
+CONFIG = "configs/quickstart.yaml"
+START_S = 400.0
+"""Submission to the first lease on a busy machine: two vLLM servers on two cores."""
+
+if MODEL is None:
+    pytest.skip("needs models/repair-qwen3", allow_module_level=True)
+
+
+def scaled_down(folder: Path, *more: str) -> list[str]:
+    """Overrides of the quickstart that make it minutes long; three held-out tasks."""
+    held_out = folder / "eval"
+    if not held_out.exists():
+        for task in sorted((ROOT / "tasks/repair/eval").iterdir())[:3]:
+            shutil.copytree(task, held_out / task.name)
+    return [
+        f"model.path={MODEL}",
+        f"tasks.eval={held_out}",
+        "trainer.steps=2",
+        "trainer.groups_per_step=2",
+        "eval.samples=1",
+        *more,
+    ]
+
+
+def read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text())
+
+
+def check_every_trained_trajectory(run: RunDir, trained: int) -> None:
+    """Each consumed row is in its shard with scores, behaviour logprobs and a version for every sampled token."""
+    with sqlite3.connect(f"file:{run.database}?mode=ro", uri=True) as database:
+        query = (
+            "SELECT c.attempt_id, c.step, c.times, a.shard, a.row, a.reward, a.oldest_version "
+            "FROM consumptions c JOIN attempts a USING (attempt_id)"
+        )
+        consumed = database.execute(query).fetchall()
+    assert len(consumed) == trained
+    shards = {path: list(ShardReader(run.root / path)) for path in {row[3] for row in consumed}}
+    for attempt_id, step, times, shard, row, reward, oldest in consumed:
+        trajectory = shards[shard][row].validate()
+        assert times == 1
+        assert trajectory.attempt_id == attempt_id
+        assert trajectory.reward == reward
+        assert str(trajectory.oldest_version) == oldest
+        assert 0 <= step - 1 - trajectory.oldest_version.step <= 2
+        sampled = {int(index) for index in trajectory.loss_mask.nonzero()[0]}
+        assert sampled
+        assert {index for start, end, *_ in trajectory.spans.tolist() for index in range(start, end)} == sampled
+        assert all(trajectory.logprobs[index] <= 0 for index in sampled)
+
+
+@pytest.mark.slurm
+def test_the_quickstart_as_one_het_job(jobs: Jobs) -> None:
+    job = jobs.submit(CONFIG, *scaled_down(jobs.folder))
+    assert job.wait(START_S + 200) == "COMPLETED", job.evidence()
+    run = RunDir(job.run_dir)
+    summary = read(run.summary)
+    assert summary["state"] == "success"
+    assert summary["steps"] == 2
+    assert summary["duplicates"] == 0
+    assert summary["max_lag"] <= 2
+    assert summary["digests_equal"] is True
+    assert summary["versions_published"] == 3
+    assert [(each["version"], each["scored"], each["failed"]) for each in summary["evaluations"]] == [
+        ("0.0", 3, 0),
+        ("0.2", 3, 0),
+    ]
+    # None when no group of the first batch had rewards that differ.
+    gap = summary["logprob_gap_max_lag0"]
+    assert gap is None or gap <= 2e-3
+    assert read(run.end)["reason"] == ""
+    check_every_trained_trajectory(run, 2 * 2 * 8)
+    assert run.report.exists()
+    assert _processes_of(run) == []
+
+
+@pytest.mark.slurm
+def test_a_killed_worker_ends_the_run_with_one_reason_and_nothing_is_left(jobs: Jobs) -> None:
+    before = jobs.on_nodes("ps", "-eo", "comm=")
+    job = jobs.submit(CONFIG, *scaled_down(jobs.folder, "trainer.steps=1000"))
+    run = RunDir(job.run_dir)
+    job.wait_for(lambda: any(run.shards.glob("*.h5")), START_S, "shard")
+    victim = next(pid for pid, argv in _processes_of(run) if "hpcrl.run.worker" in argv and "srun" not in argv)
+    os.kill(victim, signal.SIGKILL)
+    assert job.wait(120) == "FAILED", job.evidence()
+    end = read(run.end)
+    assert end["state"] == "failed"
+    assert end["reason"].startswith("worker ended with exit code 137: srun: error: cpu")
+    assert "Killed" in end["reason"]
+    assert job.last_line() == f"hpcrl: {end['reason']}"
+    assert read(run.summary)["state"] == "failed"
+    _check_nothing_left(jobs, job, before)
+
+
+def _check_nothing_left(jobs: Jobs, job: Job, before: dict[str, str]) -> None:
+    job.wait_for(lambda: jobs.slurm("squeue", "-h") == "", 60, "end of the epilog", fails_with_job=False)
+    assert _processes_of(RunDir(job.run_dir)) == []
+    after = jobs.on_nodes("ps", "-eo", "comm=")
+    assert {node: sorted(set(text.split()) - set(before[node].split())) for node, text in after.items()} == {
+        node: [] for node in before
+    }
+    assert jobs.on_nodes("sh", "-c", "ls /dev/shm") == dict.fromkeys(before, "")
+
+
+def _processes_of(run: RunDir) -> list[tuple[int, str]]:
+    """Processes on the whole machine whose command line names the run directory."""
+    found = []
+    for proc in snapshot():
+        try:
+            argv = Path(f"/proc/{proc.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if str(run.root) in argv:
+            found.append((proc.pid, argv))
+    return found
+
+
+# ---------------------------------------------------------------- without Slurm
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    yield tmp_path_factory.mktemp("local")
+
+
+def local(*argv: str) -> str:
+    """``hpcrl run`` here; its output. The whole process group goes when it takes too long."""
+    with subprocess.Popen(
+        [str(HPCRL), "run", *argv],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=START_S + 200)
+        except BaseException:
+            process.terminate()  # the launcher stops its children
+            process.wait(60)
+            raise
+    assert process.returncode == 0, output
+    return output
+
+
+def test_a_local_run_and_its_resume(folder: Path) -> None:
+    root = folder / "run"
+    small = ("trainer.ranks=1", "inference.replicas=1", "trainer.checkpoint_every=1")
+    sets = [part for item in scaled_down(folder, *small) for part in ("--set", item)]
+    output = local(CONFIG, "--launcher", "local", "--run-dir", str(root), *sets)
+    run = RunDir(root)
+    assert "step 2/2" in output
+    assert read(run.summary)["state"] == "success"
+    assert read(run.trained)["version"] == "0.2"
+    check_every_trained_trajectory(run, 2 * 2 * 8)
+
+    local("--resume", str(root), "--launcher", "local", "--set", "trainer.steps=3")
+    summary = read(run.summary)
+    assert summary["state"] == "success"
+    assert read(run.trained)["version"] == "1.3"
+    assert summary["duplicates"] == 0
+    assert summary["steps"] == 3
+    check_every_trained_trajectory(run, 3 * 2 * 8)
+    assert _processes_of(run) == []
