@@ -9,7 +9,7 @@ import typer
 
 from hpcrl.cli import devcluster, shards, tasks
 from hpcrl.cli.errors import report_errors
-from hpcrl.errors import RunError, UserError
+from hpcrl.errors import EnvironmentFault, UserError
 
 __all__ = ["app", "main"]
 
@@ -160,7 +160,7 @@ def doctor_command(
     from hpcrl.cli.doctor import doctor
 
     if not doctor(config):
-        raise RunError("something is broken; see the table")
+        raise EnvironmentFault("something is broken; see the table")
 
 
 def main() -> None:
