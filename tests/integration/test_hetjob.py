@@ -13,6 +13,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,12 @@ from hpcrl.devcluster.procs import snapshot
 from hpcrl.protocol.rundir import RunDir
 from hpcrl.trajectory.reader import ShardReader
 
-pytestmark = [pytest.mark.vllm, pytest.mark.apptainer, pytest.mark.mpi, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.apptainer, pytest.mark.mpi, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 HPCRL = Path(sys.executable).with_name("hpcrl")
 MODEL = next((path for path in (ROOT / "models/repair-qwen3", ROOT / ".cache/models/m0") if path.is_dir()), None)
 CONFIG = "configs/quickstart.yaml"
-START_S = 400.0
+START_S = 600.0
 """Submission to the first lease on a busy machine: two vLLM servers on two cores."""
 
 if MODEL is None:
@@ -47,6 +48,7 @@ def scaled_down(folder: Path, *more: str) -> list[str]:
         "trainer.steps=2",
         "trainer.groups_per_step=2",
         "eval.samples=1",
+        "inference.request_timeout_s=400",  # the first call compiles; on a busy machine that takes minutes
         *more,
     ]
 
@@ -57,7 +59,7 @@ def read(path: Path) -> dict[str, Any]:
 
 def check_every_trained_trajectory(run: RunDir, trained: int) -> None:
     """Each consumed row is in its shard with scores, behaviour logprobs and a version for every sampled token."""
-    with sqlite3.connect(f"file:{run.database}?mode=ro", uri=True) as database:
+    with closing(sqlite3.connect(f"file:{run.database}?mode=ro", uri=True)) as database:
         query = (
             "SELECT c.attempt_id, c.step, c.times, a.shard, a.row, a.reward, a.oldest_version "
             "FROM consumptions c JOIN attempts a USING (attempt_id)"
