@@ -35,6 +35,8 @@ _ERROR_LINES = 20
 class Child:
     step: Step
     process: subprocess.Popen[bytes]
+    log_start: int
+    """Length of the log before this child; a resumed run appends to it."""
 
     def ended(self) -> str:
         """How it ended, readable."""
@@ -65,6 +67,7 @@ class Watcher:
             for folder in (step.log.parent, *step.folders):
                 folder.mkdir(parents=True, exist_ok=True)
             with open(step.log, "ab") as log:
+                log_start = log.tell()
                 process = subprocess.Popen(
                     step.argv,
                     stdin=subprocess.DEVNULL,
@@ -75,7 +78,7 @@ class Watcher:
                 )
         except OSError as error:
             raise EnvironmentFault(f"cannot start {step.name}: {error.filename}: {error.strerror}") from error
-        child = Child(step, process)
+        child = Child(step, process, log_start)
         self.children.append(child)
         return child
 
@@ -124,7 +127,7 @@ class Watcher:
             if reason:
                 return reason
             time.sleep(_POLL_S)
-        tail = "; ".join(line for line in (_last_line(child.step.log), _task_error(child.step)) if line)
+        tail = "; ".join(line for line in (_last_word(child), _task_error(child.step)) if line)
         return f"{child.step.name} {child.ended()}{f': {tail}' if tail else ''} (log: {child.step.log})"
 
 
@@ -144,24 +147,26 @@ def _signal(child: Child, number: int) -> None:
         return
 
 
-def _last_line(path: Path) -> str:
-    return next(reversed(_lines(path)), "")[:300]
+def _last_word(child: Child) -> str:
+    """srun's first error (what follows is how it stopped the others), else the last line."""
+    lines = _lines(child.step.log, child.log_start)
+    return next((line for line in lines if line.startswith("srun: error:")), lines[-1] if lines else "")[:300]
 
 
 def _task_error(step: Step) -> str:
     """What a task of the step said of an error in its own last lines: a library that ends the process leaves no other reason."""
     for log in (log for folder in step.folders for log in sorted(folder.glob("[0-9]*.log"))):
         for line in _lines(log)[-_ERROR_LINES:]:
-            if "error" in line.lower():
+            if "error" in line.lower() and not line.startswith("slurmstepd"):
                 return f"{log.parent.name}/{log.name}: {line[:300]}"
     return ""
 
 
-def _lines(path: Path) -> list[str]:
-    """The lines at the end of a log that are not empty."""
+def _lines(path: Path, start: int = 0) -> list[str]:
+    """The lines at the end of a log, from byte ``start`` on, that are not empty."""
     try:
         with open(path, "rb") as file:
-            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            file.seek(max(start, path.stat().st_size - _TAIL_BYTES))
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return []

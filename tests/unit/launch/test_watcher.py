@@ -118,6 +118,20 @@ def test_what_a_dying_library_said_in_a_tasks_log_is_told_too(run: RunDir) -> No
     assert reason.startswith(said)
 
 
+def test_sruns_first_error_is_told_and_not_how_it_stopped_the_others(run: RunDir) -> None:
+    folder = run.logs("worker")
+    folder.mkdir(parents=True)
+    (folder / "0.log").write_text("slurmstepd-cpu1: error: *** STEP 3.4 ON cpu1 CANCELLED\n")
+    log = run.logs("launcher") / "worker.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("srun: error: of an earlier launch\n")
+    says = "printf 'srun: error: cpu1: task 0: Killed\nsrun: error: cpu2: task 1: Terminated\nsrun: Force Terminated\n'"
+    with Watcher(run) as watcher:
+        watcher.start(Step("worker", ["sh", "-c", f"{says}; exit 137"], log, folders=(folder,)))
+        reason = watcher.wait(never)
+    assert reason == f"worker ended with exit code 137: srun: error: cpu1: task 0: Killed (log: {log})"
+
+
 def test_an_interruption_is_the_reason(run: RunDir) -> None:
     asked = iter(["", "", "stopped by SIGTERM"])
     with Watcher(run) as watcher:
