@@ -98,8 +98,11 @@ class Queue:
         return m.Empty()
 
     def reopen(self) -> None:
-        """Go on with a run that was finished (a requeued job)."""
+        """Go on with a run whose roles have all ended (a resume). Its replicas are gone: they serve nothing until they register."""
         self.ledger.set_finished(None)
+        for replica in self.ledger.replicas.values():
+            replica.version, replica.state, replica.target = None, ReplicaState.UP, None
+            self.ledger.changes.replica(replica)
 
     def status(self, request: m.StatusRequest, now: float) -> m.Status:
         """A snapshot. ``duplicates`` is the store's to count (it has every consumption); 0 here."""
