@@ -5,8 +5,8 @@
     FILE.def              Bootstrap: debootstrap → mmdebstrap with this machine's apt sources; else `apptainer build --sandbox`
     anything else         a name that the site has put below CACHE/images/ (`/` and `:` written as `_`)
 
-The cache is $HPCRL_CACHE or .cache in the working directory: CACHE/images/KEY, built beside and renamed, one builder at a time
-(flock). An image directory is never written to again. As a program: prints the directory.
+The cache (see :func:`cache_directory`) holds CACHE/images/KEY, built beside and renamed, one builder at a time (flock).
+An image directory is never written to again. As a program: prints the directory.
 
     python -m hpcrl.sandbox.images containers/sandbox.def
 """
@@ -28,7 +28,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from hpcrl.errors import EnvironmentFault, HpcrlError, UserError
-from hpcrl.sandbox.apptainer import find_apptainer
+from hpcrl.sandbox.apptainer import find_apptainer, sandbox_owner
 from hpcrl.sandbox.definition import Definition, parse_definition
 from hpcrl.sandbox.digests import combine, shape_digest
 from hpcrl.sandbox.trees import remove_tree
@@ -46,9 +46,26 @@ class Image:
     digest: str
 
 
+_ROOTS_CACHE = Path("/var/tmp/hpcrl/cache")
+
+
 def cache_directory() -> Path:
-    """$HPCRL_CACHE, or .cache in the working directory."""
-    return Path(os.environ.get("HPCRL_CACHE") or ".cache").resolve()
+    """$HPCRL_CACHE, else .cache in the working directory, else /var/tmp/hpcrl/cache.
+
+    The last is for root in a private directory (a clone in /root): root's sandboxes run as `nobody`, who cannot pass there.
+    Raises EnvironmentFault when that directory belongs to somebody else.
+    """
+    chosen = os.environ.get("HPCRL_CACHE")
+    if chosen:
+        return Path(chosen).resolve()
+    here = Path(".cache").resolve()
+    if sandbox_owner() is None or all(parent.stat().st_mode & 0o001 for parent in here.parents):
+        return here
+    for folder in (_ROOTS_CACHE.parent, _ROOTS_CACHE):
+        folder.mkdir(mode=0o755, exist_ok=True)
+        if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+            raise EnvironmentFault(f"{folder} belongs to somebody else; set HPCRL_CACHE to a directory of your own")
+    return _ROOTS_CACHE
 
 
 def resolve(name: str, base: Path | None = None, build: bool = True) -> Image:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from hpcrl.errors import EnvironmentFault, UserError
+from hpcrl.sandbox import images
 from hpcrl.sandbox.definition import parse_definition
 from hpcrl.sandbox.images import resolve
 
@@ -70,3 +72,16 @@ def test_the_shipped_definition() -> None:
 def test_bad_definitions(text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         parse_definition(text, "x.def")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes run as somebody else")
+def test_root_in_a_private_directory_caches_where_nobody_can_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HPCRL_CACHE", raising=False)
+    tmp_path.chmod(0o700)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(images, "_ROOTS_CACHE", tmp_path / "roots" / "cache")
+    assert images.cache_directory() == tmp_path / "roots" / "cache"
+    monkeypatch.chdir("/var/tmp")
+    assert images.cache_directory() == Path("/var/tmp/.cache")
