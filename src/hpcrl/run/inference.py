@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import signal
 import socket
 import threading
 import time
@@ -45,8 +46,12 @@ def work(run: RunDir, config: RunConfig, _: argparse.Namespace) -> None:
     world = join_world("inference", run, config)
     index = world.receivers.index(world.rank)
     remove_leftovers()
-    with Staging(run.run_id, f"replica{index}") as staging:
-        asyncio.run(_Rank(run, config, world, staging, index).serve())
+    try:
+        with Staging(run.run_id, f"replica{index}") as staging:
+            asyncio.run(_Rank(run, config, world, staging, index).serve())
+    except asyncio.CancelledError:
+        # Stopped by the launcher or Slurm. Two copies of the model in /dev/shm must not outlive the rank: they are the node's memory.
+        raise SystemExit(128 + signal.SIGTERM) from None
     world.close()
 
 
@@ -64,6 +69,9 @@ class _Rank:
     async def serve(self) -> None:
         """Until the trainer says that it is over. Raises InfraError when the engine cannot be kept alive."""
         self._loop = asyncio.get_running_loop()
+        serving = asyncio.current_task()
+        if serving is not None:
+            self._loop.add_signal_handler(signal.SIGTERM, self._stopped, serving)
         self._replica = Replica(
             self._config,
             secret=self._run.secret(),
@@ -83,6 +91,12 @@ class _Rank:
             await self._replica.stop()
             self._write(self._counters())
             self._metrics.close()
+
+    def _stopped(self, serving: asyncio.Task[None]) -> None:
+        # Names first: stopping the engine takes seconds, and SIGKILL may follow sooner. The memory goes with the processes.
+        for path in (self._staging.active_path, self._staging.standby_path):
+            path.unlink(missing_ok=True)
+        serving.cancel()
 
     async def _until_over(self) -> None:
         received: asyncio.Future[None] = self._loop.create_future()

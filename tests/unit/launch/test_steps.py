@@ -94,6 +94,12 @@ def test_checks_run_once_per_node() -> None:
     assert sandbox[-4:] == plan.sandbox_check_here(RUN)[-4:] == ["-m", "hpcrl.run.check", "--run-dir", "/shared/runs/r"]
 
 
+def test_a_sweep_removes_this_runs_weights_only() -> None:
+    argv = plan.memory_sweep(RUN, config())
+    assert "--het-group=1" in argv
+    assert argv[-3:] == ['rm -f /dev/shm/hpcrl-"$1"-*.weights', "sh", "r"]
+
+
 def test_the_coordinator_listens_on_the_given_address() -> None:
     step = plan.coordinator_step(RUN, "10.0.0.1")
     assert step.argv[-2:] == ["--host", "10.0.0.1"]
