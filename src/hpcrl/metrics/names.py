@@ -136,11 +136,15 @@ _ATTEMPTS = (
     Metric("attempt_ends", "1", "environment", "histogram", "how attempts ended (no_command, max_turns, …) → count"),
     Metric("policy_failures", "1", "environment", "histogram", "what the agent broke → attempts"),
     Metric("tokens_sampled", "token", "data", "gauge", "sampled tokens of one trajectory"),
-    Metric("seal_wait_s", "s", "data", "duration", "a scored trajectory waited until its shard was sealed and reported"),
+    Metric(
+        "seal_wait_s", "s", "data", "duration", "a scored trajectory waited until its shard was sealed and reported"
+    ),
     Metric("reports_rejected", "1", "data", "histogram", "reason → reports of one process that came too late"),
 )
 
-METRICS: dict[str, Metric] = {entry.name: entry for entry in (*_TRAINING, *_DATA, *_INFERENCE, *_ENVIRONMENT, *_ATTEMPTS)}
+METRICS: dict[str, Metric] = {
+    entry.name: entry for entry in (*_TRAINING, *_DATA, *_INFERENCE, *_ENVIRONMENT, *_ATTEMPTS)
+}
 """Name → metric. All layers."""
 
 
