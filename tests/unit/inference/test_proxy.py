@@ -14,7 +14,7 @@ from hpcrl.protocol.keys import AttemptKey, role_key, sign_attempt_key
 from hpcrl.protocol.messages import Sampling
 from hpcrl.protocol.record import AttemptRecord
 
-from .toy import END, ToyTokenizer
+from toy import END, ToyTokenizer
 
 SECRET = "s"
 USER = {"role": "user", "content": "x"}

@@ -10,7 +10,7 @@ from hpcrl.inference.recorder import Call, Recorder, Sampled, Session
 from hpcrl.inference.tokens import Dialogue
 from hpcrl.protocol.messages import Sampling
 
-from .toy import END, ToyTokenizer
+from toy import END, ToyTokenizer
 
 
 class Talk:

@@ -12,7 +12,7 @@ from hpcrl.errors import InfraError
 from hpcrl.inference.replica import Replica
 from hpcrl.inference.supervisor import Flipped
 
-from .toy import ToyTokenizer
+from toy import ToyTokenizer
 
 CONFIG = RunConfig(model=ModelSection(path="m"), tasks=TasksSection(train="t"))
 

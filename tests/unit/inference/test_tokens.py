@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hpcrl.inference.tokens import Context, Dialogue
 
-from .toy import END, OTHER_END, ByteTokenizer, ToyTokenizer
+from toy import END, OTHER_END, ByteTokenizer, ToyTokenizer
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="<|>\x00"), max_size=12)
 
