@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
+from toy import END, ToyTokenizer
 
 from hpcrl.config.schema import ModelSection, RolloutSection, RunConfig, TasksSection
 from hpcrl.errors import InfraError
@@ -13,8 +14,6 @@ from hpcrl.inference.supervisor import Generated, TokenSpan
 from hpcrl.protocol.keys import AttemptKey, role_key, sign_attempt_key
 from hpcrl.protocol.messages import Sampling
 from hpcrl.protocol.record import AttemptRecord
-
-from toy import END, ToyTokenizer
 
 SECRET = "s"
 USER = {"role": "user", "content": "x"}

@@ -4,13 +4,12 @@ import math
 from typing import Any
 
 import pytest
+from toy import END, ToyTokenizer
 
 from hpcrl.errors import DataError, InfraError
 from hpcrl.inference.recorder import Call, Recorder, Sampled, Session
 from hpcrl.inference.tokens import Dialogue
 from hpcrl.protocol.messages import Sampling
-
-from toy import END, ToyTokenizer
 
 
 class Talk:

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from toy import ToyTokenizer
 
 from hpcrl.config.schema import ModelSection, RunConfig, TasksSection
 from hpcrl.errors import InfraError
 from hpcrl.inference.replica import Replica
 from hpcrl.inference.supervisor import Flipped
-
-from toy import ToyTokenizer
 
 CONFIG = RunConfig(model=ModelSection(path="m"), tasks=TasksSection(train="t"))
 

@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from toy import END, OTHER_END, ByteTokenizer, ToyTokenizer
 
 from hpcrl.inference.tokens import Context, Dialogue
-
-from toy import END, OTHER_END, ByteTokenizer, ToyTokenizer
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="<|>\x00"), max_size=12)
 
