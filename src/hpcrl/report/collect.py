@@ -202,6 +202,7 @@ def summarize(data: RunData) -> dict[str, Any]:
         "tokens_generated": int(data.counter("tokens_generated") or sum(data.values("tokens_sampled"))),
         "tokens_trained": int(sum(value for _, value in data.by_step("tokens_trained"))),
         "digests_equal": _digests_equal(versions),
+        "digests_missing": _digests_missing(versions, len(status.replicas) if status else 0),
         "logprob_gap_max_lag0": max((value for _, value in data.by_step("logprob_gap_max_lag0")), default=None),
         "skipped_updates": int(data.counter("skipped_updates")),
         "evaluations": [_evaluation(result) for _, result in evaluations],
@@ -246,6 +247,11 @@ def _digests_equal(versions: Iterable[Mapping[str, Any]]) -> bool | None:
         for digest in entry["digests"].values()
     ]
     return all(compared) if compared else None
+
+
+def _digests_missing(versions: Iterable[Mapping[str, Any]], replicas: int) -> int:
+    """(version, replica) pairs without a digest: the replica refused the version, skipped it for a newer one, or the run ended."""
+    return sum(replicas - len(entry.get("digests") or {}) for entry in versions)
 
 
 def save_summary(data: RunData, summary: Mapping[str, Any]) -> None:

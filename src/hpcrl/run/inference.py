@@ -139,7 +139,7 @@ class _Rank:
         ready = m.ReplicaReady(
             replica_id=self._id,
             version=manifest.version,
-            digest=manifest.digest,
+            digest=timings.digest,
             transfer_s=timings.transfer_s,
             verify_s=timings.verify_s,
             pause_s=flipped.pause_s,

@@ -42,10 +42,14 @@ class _State(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds from the first posted receive to the last chunk, and the part of it spent on digests."""
+    """Seconds from the first posted receive to the last chunk, and the part of it spent on digests.
+
+    ``digest`` is the whole's, computed from the bytes that arrived.
+    """
 
     transfer_s: float
     verify_s: float
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +186,7 @@ class Receiver:
         buffer = self._staging.standby(manifest.nbytes)
         places = [(chunk.offset, chunk.nbytes) for chunk in manifest.chunks]
         self._drive(Transfer(self._world, legs, buffer, places, self._window, on_chunk), manifest.version)
-        timings = Timings(time.monotonic() - started, verify_s)
+        timings = Timings(time.monotonic() - started, verify_s, whole_digest(digests))
         wrong = [number for number, chunk in enumerate(manifest.chunks) if digests[number] != chunk.digest]
         if wrong or whole_digest(digests) != manifest.digest:
             self._state, self._offer = _State.IDLE, None
