@@ -48,7 +48,7 @@ class TasksSection(Section):
 class RolloutSection(Section):
     group_size: Annotated[int, Field(ge=1)] = 8
     """Rollouts per group (one draw of a task)."""
-    temperature: Annotated[float, Field(gt=0)] = 1.0
+    temperature: Annotated[float, Field(ge=0.01)] = 1.0
     """Sampling temperature. Recorded logprobs are those after temperature, and the trainer computes the same."""
     max_tokens: Positive = 512
     """Sampled tokens per model call, at most."""
@@ -143,7 +143,7 @@ class WeightsSection(Section):
     """Messages under way per sender."""
     quorum: Positive | None = None
     """Replicas that must serve a version before new attempts are bound to it; None: one is enough to begin (rolling)."""
-    drain_timeout_s: Seconds = 120.0
+    drain_timeout_s: Seconds = 600.0
     """Longest wait for a replica's attempts before a flip; what still runs then is cancelled as stale."""
 
 
@@ -181,6 +181,9 @@ class ScoringSection(Section):
     """Scorer processes per sandbox node."""
     concurrency: Positive = 8
     """Attempts scored at once per scorer."""
+    lease_s: Seconds = 900.0
+    """Longest scoring of one attempt, sandbox start and the verifier's timeout included; a scorer that has not reported by then
+    is given up, and the attempt is scored again."""
 
 
 class CoordinatorSection(Section):
@@ -231,6 +234,11 @@ class RunConfig(Section):
             raise ValueError(
                 f"weights.quorum is {self.weights.quorum} but there are only {self.inference.replicas} replicas "
                 "(inference.replicas)"
+            )
+        if self.weights.drain_timeout_s < self.rollout.attempt_timeout_s:
+            raise ValueError(
+                f"weights.drain_timeout_s ({self.weights.drain_timeout_s:g}) must not be smaller than "
+                f"rollout.attempt_timeout_s ({self.rollout.attempt_timeout_s:g}): flips would cancel long attempts"
             )
         if self.rollout.max_tokens >= self.rollout.context_tokens:
             raise ValueError("rollout.max_tokens must be smaller than rollout.context_tokens")

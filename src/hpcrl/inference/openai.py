@@ -65,9 +65,11 @@ def parse_chat(body: Any, rollout: RolloutSection) -> ChatRequest:
     if body.get("n") not in (None, 1):
         raise ApiError(400, "unsupported_value", f"n is {body['n']!r}; only 1 is supported")
     _check_temperature(body.get("temperature"), rollout.temperature)
+    if _number(body, "top_p", 1.0, 0.0, 1.0) != 1.0:
+        # The trainer computes the whole distribution; logprobs within a nucleus would be another one.
+        raise ApiError(400, "unsupported_value", f"top_p is {body['top_p']!r}; only 1 is supported")
     sampling = Sampling(
         temperature=rollout.temperature,
-        top_p=_number(body, "top_p", 1.0, 0.0, 1.0),
         max_tokens=min(_max_tokens(body, rollout.max_tokens), rollout.max_tokens),
     )
     seed = body.get("seed")

@@ -25,6 +25,10 @@ class HFTokenizer:
             raise ConfigError(f"model.path: the tokenizer in {model} has no chat template; add chat_template.jinja")
         # The Rust tokenizer itself: a tenth of the wrapper's time per call.
         self._fast = getattr(self._tokenizer, "backend_tokenizer", None)
+        if self._fast is not None:
+            # A tokenizer.json may carry both; a prompt must never be cut or padded behind our back.
+            self._fast.no_truncation()
+            self._fast.no_padding()
         self.end_ids = end_token_ids(model, self._tokenizer.eos_token_id)
 
     def render(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:

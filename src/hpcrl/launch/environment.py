@@ -14,11 +14,12 @@ GROUPS = ("trainer", "inference", "sandbox")
 
 @dataclass(frozen=True, slots=True)
 class HetGroup:
-    """One component: its index, number of nodes and of tasks (``--ntasks``)."""
+    """One component: its index, number of nodes and of tasks (``--ntasks``), and ``--cpus-per-task`` where it was given."""
 
     index: int
     nodes: int
     tasks: int
+    cpus_per_task: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,8 @@ def _group(env: Mapping[str, str], index: int) -> HetGroup:
     nodes = int(env.get(f"SLURM_JOB_NUM_NODES{suffix}") or env.get(f"SLURM_NNODES{suffix}") or 1)
     tasks = env.get(f"SLURM_NTASKS{suffix}")
     per_node = env.get(f"SLURM_NTASKS_PER_NODE{suffix}") or env.get(f"SLURM_TASKS_PER_NODE{suffix}", "1").split("(")[0]
-    return HetGroup(index, nodes, int(tasks) if tasks else nodes * int(per_node))
+    cpus = env.get(f"SLURM_CPUS_PER_TASK{suffix}")
+    return HetGroup(index, nodes, int(tasks) if tasks else nodes * int(per_node), int(cpus) if cpus else None)
 
 
 def clean_environment(env: Mapping[str, str]) -> dict[str, str]:

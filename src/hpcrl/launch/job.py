@@ -148,10 +148,11 @@ def _check_sandboxes(run: RunDir, command: list[str], signals: list[int]) -> Non
 
 @contextmanager
 def _stop_signals() -> Iterator[list[int]]:
-    """Collects SIGTERM and SIGINT instead of dying of them; yields those received so far."""
+    """Collects SIGTERM, SIGINT and SIGHUP instead of dying of them; yields those received so far."""
     signals: list[int] = []
     previous = {
-        number: signal.signal(number, lambda n, _: signals.append(n)) for number in (signal.SIGTERM, signal.SIGINT)
+        number: signal.signal(number, lambda n, _: signals.append(n))
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     }
     try:
         yield signals

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpcrl.config import RunConfig
 from hpcrl.errors import InfraError, UserError
@@ -12,11 +13,20 @@ from hpcrl.protocol import client as api
 from hpcrl.protocol import messages as m
 from hpcrl.protocol.rundir import RunDir
 
+if TYPE_CHECKING:
+    from hpcrl.scoring.private import PrivateTask
+
 __all__ = ["check_fresh", "check_inputs", "check_resumable", "find_mpiexec", "require_commands"]
+
+_SCORING_MARGIN_S = 60.0
+"""Of a scoring lease, kept for what comes before and after the verifier: artifact, sandbox start, report."""
 
 
 def check_inputs(config: RunConfig) -> None:
-    """Model and task directories are there, and every task is well-formed, its private tests too. Raises UserError."""
+    """Model and task directories are there; every task is well-formed, its private tests too, and can be scored in time.
+
+    Raises UserError.
+    """
     from hpcrl.coordinator.tasks import find_tasks
     from hpcrl.scoring.private import load_private
 
@@ -25,7 +35,16 @@ def check_inputs(config: RunConfig) -> None:
         if folder is None:
             continue
         for task in find_tasks(folder, key):
-            load_private(Path(task.task_dir))
+            _check_verifier_time(load_private(Path(task.task_dir)), config.scoring.lease_s)
+
+
+def _check_verifier_time(task: PrivateTask, lease_s: float) -> None:
+    needed = task.timeout_s + _SCORING_MARGIN_S
+    if needed > lease_s:
+        raise UserError(
+            f"task {task.public.directory}: its verifier may take {task.timeout_s:g} s ([verifier] timeout_sec in task.toml), "
+            f"too long for scoring.lease_s: {lease_s:g}; set scoring.lease_s to at least {needed:g}, or lower timeout_sec"
+        )
 
 
 def _check_model(path: Path) -> None:

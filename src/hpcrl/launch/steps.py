@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcrl.config import RunConfig
-from hpcrl.launch.environment import HetJob
+from hpcrl.launch.environment import HetGroup, HetJob
 from hpcrl.protocol.rundir import RunDir
 
 __all__ = ["Step", "coordinator_step", "local_steps", "slurm_steps", "visibility_check"]
@@ -61,6 +61,10 @@ def slurm_steps(run: RunDir, config: RunConfig, job: HetJob) -> list[Step]:
     trainer, inference, sandbox = job.groups
     common = ["--kill-on-bad-exit=1", "--export=ALL", "--unbuffered", *config.slurm.srun_args]
 
+    def cpus(group: HetGroup) -> list[str]:
+        # srun has not inherited it from the job since Slurm 22.05.
+        return [] if group.cpus_per_task is None else [f"--cpus-per-task={group.cpus_per_task}"]
+
     def part(index: int, role: str, tasks: int, command: list[str], *extra: str) -> list[str]:
         log = run.logs(role) / "%t.log"
         return [
@@ -76,9 +80,9 @@ def slurm_steps(run: RunDir, config: RunConfig, job: HetJob) -> list[Step]:
     mpi = f"--mpi={config.slurm.mpi}"
     combined = [
         "srun",
-        *part(0, "trainer", trainer.tasks, _python("hpcrl.run.trainer", run, mpi=True), mpi),
+        *part(0, "trainer", trainer.tasks, _python("hpcrl.run.trainer", run, mpi=True), mpi, *cpus(trainer)),
         ":",
-        *part(1, "inference", inference.tasks, _python("hpcrl.run.inference", run, mpi=True), mpi),
+        *part(1, "inference", inference.tasks, _python("hpcrl.run.inference", run, mpi=True), mpi, *cpus(inference)),
     ]
     folders = (run.logs("trainer"), run.logs("inference"))
     env = {**(_PMI2 if config.slurm.mpi == "pmi2" else {}), **config.slurm.env}
@@ -88,6 +92,7 @@ def slurm_steps(run: RunDir, config: RunConfig, job: HetJob) -> list[Step]:
         argv = [
             "srun",
             "--overlap",
+            "--cpu-bind=none",  # workers and scorers share all CPUs of the node
             *part(2, role, sandbox.nodes * per_node, command, "--mpi=none", f"--ntasks-per-node={per_node}"),
         ]
         log, env = run.logs("launcher") / f"{role}.log", {**_threads(1), **config.slurm.env}

@@ -94,7 +94,7 @@ class Watcher:
                     continue
                 # srun can end with 0 although its tasks never started, so its word alone is not enough.
                 if code == 0 and child.step.ends_run and self._run.trained.exists():
-                    return ""
+                    return _stopped_early(self._run)
                 return self._why(child)
             time.sleep(_POLL_S)
 
@@ -129,6 +129,12 @@ class Watcher:
             time.sleep(_POLL_S)
         tail = "; ".join(line for line in (_last_word(child), _task_error(child.step)) if line)
         return f"{child.step.name} {child.ended()}{f': {tail}' if tail else ''} (log: {child.step.log})"
+
+
+def _stopped_early(run: RunDir) -> str:
+    """Why a trainer that ended well did not reach the configured step; "" when it did."""
+    result = json.loads(run.trained.read_text(encoding="utf-8"))
+    return f"the trainer was asked to stop at step {result['steps']}" if result["stopped_early"] else ""
 
 
 def first_failure(run: RunDir) -> str | None:

@@ -24,8 +24,8 @@ def test_defaults_come_from_the_run() -> None:
 
 
 def test_given_values_are_kept() -> None:
-    chat = parse_chat(body(max_tokens=9, top_p=0.9, seed=3, stop="END", temperature=0.8, n=1, stream=False), ROLLOUT)
-    assert (chat.sampling.max_tokens, chat.sampling.top_p, chat.stop, chat.extra) == (9, 0.9, ["END"], {"seed": 3})
+    chat = parse_chat(body(max_tokens=9, top_p=1, seed=3, stop="END", temperature=0.8, n=1, stream=False), ROLLOUT)
+    assert (chat.sampling.max_tokens, chat.sampling.top_p, chat.stop, chat.extra) == (9, 1.0, ["END"], {"seed": 3})
     assert parse_chat(body(max_completion_tokens=9, max_tokens=8), ROLLOUT).sampling.max_tokens == 9
     assert parse_chat(body(max_tokens=1000), ROLLOUT).sampling.max_tokens == 64
 
@@ -43,6 +43,7 @@ def test_given_values_are_kept() -> None:
         ({"max_tokens": 0}, "invalid_value", "max_tokens"),
         ({"max_tokens": True}, "invalid_value", "max_tokens"),
         ({"top_p": 0}, "invalid_value", "top_p"),
+        ({"top_p": 0.9}, "unsupported_value", "top_p"),
         ({"seed": "a"}, "invalid_value", "seed"),
         ({"stop": [""]}, "invalid_value", "stop"),
         ({"messages": []}, "invalid_value", "messages"),

@@ -17,13 +17,13 @@ def captured(name: str) -> dict[str, str]:
 
 def test_the_shipped_script() -> None:
     job = HetJob.from_env(captured("default"))
-    assert job == HetJob("1", 0, (HetGroup(0, 1, 2), HetGroup(1, 2, 2), HetGroup(2, 2, 2)))
+    assert job == HetJob("1", 0, (HetGroup(0, 1, 2, 1), HetGroup(1, 2, 2, 2), HetGroup(2, 2, 2, 4)))
 
 
 def test_sizes_overridden_on_the_command_line() -> None:
     """``sbatch --nodes=1 : --nodes=1 --ntasks-per-node=2 … : --nodes=2 --ntasks-per-node=2 SCRIPT``."""
     job = HetJob.from_env(captured("overridden"))
-    assert job.groups == (HetGroup(0, 1, 2), HetGroup(1, 1, 2), HetGroup(2, 2, 4))
+    assert job.groups == (HetGroup(0, 1, 2, 1), HetGroup(1, 1, 2, 2), HetGroup(2, 2, 4, 4))
 
 
 def test_a_requeued_job_says_how_often() -> None:
@@ -35,13 +35,13 @@ def test_tasks_are_found_without_one_of_their_names(name: str) -> None:
     """A component given by --nodes alone exports neither of them."""
     env = captured("default")
     del env[name]
-    assert HetJob.from_env(env).groups[1] == HetGroup(1, 2, 2)
+    assert HetJob.from_env(env).groups[1] == HetGroup(1, 2, 2, 2)
 
 
 def test_tasks_per_node_as_slurm_abbreviates_it() -> None:
     env = {key: value for key, value in captured("default").items() if not key.startswith("SLURM_NTASKS")}
     env["SLURM_TASKS_PER_NODE_HET_GROUP_1"] = "3(x2)"
-    assert HetJob.from_env(env).groups[1] == HetGroup(1, 2, 6)
+    assert HetJob.from_env(env).groups[1] == HetGroup(1, 2, 6, 2)
 
 
 def test_outside_a_job() -> None:

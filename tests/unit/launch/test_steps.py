@@ -135,3 +135,11 @@ def test_no_port_is_fixed() -> None:
         plan.coordinator_step(RUN, "h"),
     ]
     assert not [part for step in everything for part in step.argv if "--port" in part]
+
+
+def test_each_part_of_the_mpi_step_gets_its_jobs_cpus_per_task() -> None:
+    groups = (HetGroup(0, 1, 2, 3), HetGroup(1, 2, 2, 5), HetGroup(2, 2, 2))
+    steps = by_name(plan.slurm_steps(RUN, config(), HetJob("1", 0, groups)))
+    first, second = split(steps["mpi"].argv)
+    assert "--cpus-per-task=3" in first and "--cpus-per-task=5" in second
+    assert "--cpu-bind=none" in steps["worker"].argv

@@ -15,6 +15,8 @@ from hpcrl.launch.steps import Step
 from hpcrl.launch.watcher import Child, Watcher, first_failure
 from hpcrl.protocol.rundir import RunDir, publish_text
 
+DONE = json.dumps({"steps": 3, "stopped_early": False})
+
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
@@ -44,8 +46,15 @@ def failure(run: RunDir, role: str, reason: str, at: float) -> None:
 def test_success_is_code_0_of_the_step_that_ends_the_run_and_the_trainers_last_word(run: RunDir) -> None:
     with Watcher(run) as watcher:
         watcher.start(shell(run, "worker", "sleep 60"))
-        watcher.start(shell(run, "mpi", f"echo '{{}}' > {run.trained}", ends_run=True))
+        watcher.start(shell(run, "mpi", f"echo '{DONE}' > {run.trained}", ends_run=True))
         assert watcher.wait(never) == ""
+
+
+def test_a_trainer_that_was_asked_to_stop_is_no_success(run: RunDir) -> None:
+    early = json.dumps({"steps": 3, "stopped_early": True})
+    with Watcher(run) as watcher:
+        watcher.start(shell(run, "mpi", f"echo '{early}' > {run.trained}", ends_run=True))
+        assert watcher.wait(never) == "the trainer was asked to stop at step 3"
 
 
 def test_code_0_without_the_trainers_last_word_is_a_failure(run: RunDir) -> None:
@@ -56,7 +65,7 @@ def test_code_0_without_the_trainers_last_word_is_a_failure(run: RunDir) -> None
 
 
 def test_another_steps_end_is_never_success(run: RunDir) -> None:
-    publish_text(run.trained, "{}")
+    publish_text(run.trained, DONE)
     with Watcher(run) as watcher:
         watcher.start(shell(run, "mpi", "sleep 60", ends_run=True))
         watcher.start(shell(run, "worker", "true"))
