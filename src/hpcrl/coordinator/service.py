@@ -106,13 +106,14 @@ class Service:
         self._ticker: asyncio.Task[None] | None = None
         self._closing = False
         self.failed = asyncio.Event()
-        """Set when the database can no longer be written: the process must end."""
+        """Set when the database can no longer be written or time no longer passes: the process must end."""
 
     async def start(self) -> None:
         self._store.start()
         for key, at, reply in await self._store.call(_load_answers):
             self._remember(key, at, _done(reply))
         self._ticker = asyncio.create_task(self._tick(), name="coordinator-ticker")
+        self._ticker.add_done_callback(self._ticker_ended)
 
     async def close(self) -> None:
         """Answer waiting calls, commit, close the database."""
@@ -200,9 +201,10 @@ class Service:
     def _remember(self, key: str, at: float, future: asyncio.Future[bytes]) -> None:
         self._answers[key] = (at, future)
 
-    def _fail(self, error: EnvironmentFault) -> None:
+    def _fail(self, error: BaseException) -> None:
         if not self.failed.is_set():
-            log.error("%s", error)
+            # Anything but a fault of the disk is a defect: its traceback is needed.
+            log.error("%s", error, exc_info=None if isinstance(error, EnvironmentFault) else error)
             self.failed.set()
 
     # ------------------------------------------------------------ time
@@ -221,6 +223,12 @@ class Service:
             except EnvironmentFault as error:
                 self._fail(error)
                 return
+
+    def _ticker_ended(self, ticker: asyncio.Task[None]) -> None:
+        """Without the ticker no lease ever expires: its error ends the coordinator."""
+        error = None if ticker.cancelled() else ticker.exception()
+        if error is not None:
+            self._fail(error)
 
     async def _prune(self, before: float) -> None:
         while self._answers:

@@ -13,6 +13,7 @@ must end and be restarted on the database.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import sqlite3
 import threading
@@ -23,7 +24,7 @@ from typing import Any, TypeVar
 
 from hpcrl.coordinator.changes import ChangeSet
 from hpcrl.coordinator.tables import INDEXES, SCHEMA_VERSION, TABLES
-from hpcrl.errors import EnvironmentFault
+from hpcrl.errors import EnvironmentFault, HpcrlError
 
 __all__ = ["Answer", "Store", "open_database", "write_changes"]
 
@@ -139,18 +140,32 @@ class Store:
             error: EnvironmentFault | None = None
             results: list[Any] = []
             try:
+                if (
+                    self.broken is not None
+                ):  # queued before the error was known: must not be durable without what it saw
+                    raise EnvironmentFault(self.broken)
                 results = self._commit(jobs)
+            except EnvironmentFault as caught:
+                error = caught
             except (
                 sqlite3.Error,
+                HpcrlError,
                 ValueError,
                 KeyError,
                 TypeError,
-            ) as caught:  # the last three: rows that cannot be read
+            ) as caught:  # all but the first: rows that cannot be read
                 error = EnvironmentFault(f"the coordinator's database cannot be used: {caught!r}; is the disk full?")
+            if error is not None:
                 self.broken = str(error)
+                self._roll_back()
             if self._loop is not None and not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(_resolve, jobs, results, error)
         self._connection.close()
+
+    def _roll_back(self) -> None:
+        with contextlib.suppress(sqlite3.Error):  # the first error is the one to tell
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
 
     def _gather(self) -> list[_Job] | None:
         """All jobs that wait (at least one), or None at the end."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from hpcrl.coordinator.store import Store, open_database
 from hpcrl.errors import EnvironmentFault
 from hpcrl.protocol import client as c
 from hpcrl.protocol import messages as m
+from hpcrl.protocol.version import PolicyVersion
 
 anyio_test = pytest.mark.anyio
 
@@ -138,3 +140,55 @@ def test_a_database_of_another_schema_is_refused(tmp_path: Path) -> None:
     connection.close()
     with pytest.raises(EnvironmentFault, match="schema 99"):
         open_database(tmp_path / "c.db")
+
+
+@anyio_test
+async def test_what_was_queued_before_a_write_error_is_not_committed_after_it(tmp_path: Path) -> None:
+    store = Store(open_database(tmp_path / "c.db"))
+    store.start()
+    begun, go_on = threading.Event(), threading.Event()
+
+    def full_disk(connection: sqlite3.Connection) -> None:
+        begun.set()
+        go_on.wait(5)
+        connection.execute("ROLLBACK")  # as SQLite does by itself on a full disk
+        raise sqlite3.OperationalError("database or disk is full")
+
+    first = asyncio.create_task(store.call(full_disk))
+    await asyncio.to_thread(begun.wait, 5)
+    later = asyncio.create_task(store.call(lambda c: c.execute("INSERT INTO meta VALUES ('later', '1')")))
+    await asyncio.sleep(0)
+    go_on.set()
+    for call in (first, later):
+        with pytest.raises(EnvironmentFault, match="disk is full"):
+            await call
+    await store.close()
+    connection = sqlite3.connect(tmp_path / "c.db")
+    assert connection.execute("SELECT * FROM meta WHERE key = 'later'").fetchall() == []
+    connection.close()
+
+
+@anyio_test
+async def test_a_row_that_cannot_be_understood_breaks_the_store_and_leaves_no_transaction(tmp_path: Path) -> None:
+    store = Store(open_database(tmp_path / "c.db"))
+    store.start()
+    with pytest.raises(EnvironmentFault, match="not a policy version"):
+        await asyncio.wait_for(store.call(lambda _: PolicyVersion.parse("x")), timeout=2.0)
+    assert store.broken is not None
+    assert not store._connection.in_transaction
+    await store.close()
+
+
+@anyio_test
+async def test_a_ticker_that_dies_ends_the_service_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def tick(now: float) -> None:
+        raise RuntimeError("a defect in the ticker")
+
+    monkeypatch.setattr("hpcrl.coordinator.service.TICK_S", 0.0)
+    service = await open_service(tmp_path / "c.db", ManualClock(1000.0))
+    monkeypatch.setattr(service._queue, "tick", tick)
+    await asyncio.wait_for(service.failed.wait(), timeout=2.0)
+    assert "a defect in the ticker" in caplog.text
+    await service.close()
