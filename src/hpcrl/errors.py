@@ -9,7 +9,7 @@
     ├── PolicyError             the agent broke or timed out its own sandbox: scored
     └── DataError               a record is incomplete or corrupt: no score, retried
 
-The last three are the failure vocabulary of a rollout (docs: design, state machine). They are raised inside a role and
+The last three are the failure vocabulary of a rollout (see protocol/states.py). They are raised inside a role and
 recorded in one place, as data; an infrastructure failure is never a reward.
 """
 

@@ -27,13 +27,10 @@ from hpcrl.trajectory.reader import ShardReader
 pytestmark = [pytest.mark.vllm, pytest.mark.apptainer, pytest.mark.mpi, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 HPCRL = Path(sys.executable).with_name("hpcrl")
-MODEL = next((path for path in (ROOT / "models/repair-qwen3", ROOT / ".cache/models/m0") if path.is_dir()), None)
+MODEL = ROOT / "models/repair-qwen3"
 CONFIG = "configs/quickstart.yaml"
 START_S = 600.0
 """Submission to the first lease on a busy machine: two vLLM servers on two cores."""
-
-if MODEL is None:
-    pytest.skip("needs models/repair-qwen3", allow_module_level=True)
 
 
 def scaled_down(folder: Path, *more: str) -> list[str]:

@@ -119,7 +119,6 @@ _INFERENCE = (
 
 _ENVIRONMENT = (
     Metric("sandbox_start_s", "s", "environment", "duration", "starting one sandbox"),
-    Metric("command_s", "s", "environment", "duration", "one command in a sandbox"),
     Metric("model_s", "s", "environment", "duration", "an attempt's model calls together, as the harness sees them"),
     Metric("attempt_s", "s", "environment", "duration", "one attempt, from lease to artifact"),
     Metric("turns", "1", "environment", "gauge", "model calls of one attempt"),

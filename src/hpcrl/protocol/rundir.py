@@ -1,7 +1,8 @@
 """The run directory: one place that knows the names in it, and the one way files are published (temp, fsync, rename).
 
-runs/<run_id>/  config.resolved.yaml  token  coordinator.db  endpoints/  manifests/  shards/  checkpoints/  metrics/
-                logs/<role>/  artifacts/  failures/  trained.json  status.final.json  end.json  report.html  summary.json
+    runs/<run_id>/  config.resolved.yaml  token  coordinator.db  endpoints/  manifests/  shards/  checkpoints/  metrics/
+                    logs/<role>/  artifacts/  model/<version>/  failures/
+                    trained.json  status.final.json  end.json  report.html  summary.json
 """
 
 from __future__ import annotations
@@ -85,6 +86,10 @@ class RunDir:
     @property
     def artifacts(self) -> Path:
         return self.root / "artifacts"
+
+    def model(self, version: str) -> Path:
+        """The trained weights of ``version`` as a Hugging Face directory."""
+        return self.root / "model" / version
 
     @property
     def failures(self) -> Path:

@@ -22,6 +22,7 @@ _COLUMNS = (
     "seed",
     "success_before",
     "success_after",
+    "seconds_to_0.8",
     "max_lag",
     "duplicates",
     "logprob_gap_max_lag0",
@@ -45,9 +46,17 @@ def compare_table(sets: Mapping[str, Sequence[Path]]) -> str:
     rows = ["| set | " + " | ".join(_COLUMNS) + " |", "|---|" + "---|" * len(_COLUMNS)]
     for label, roots in sets.items():
         for root in roots:
-            summary = summarize(collect(root))
+            data = collect(root)
+            summary = {**summarize(data), "seconds_to_0.8": _seconds_to(data, 0.8)}
             rows.append(f"| {label} | " + " | ".join(_cell(summary.get(name)) for name in _COLUMNS) + " |")
     return "\n".join(rows) + "\n"
+
+
+def _seconds_to(run: RunData, success: float) -> float | None:
+    """Wall clock from the run's start to the end of its first evaluation at or above ``success``; None if there was none."""
+    times = [point.t for point in run.series.get("eval_success", []) if point.value >= success]
+    started = run.end.get("started_at")
+    return round(min(times) - started, 1) if times and started is not None else None
 
 
 def _mean_curve(runs: Sequence[RunData], name: str) -> list[tuple[float, float]]:

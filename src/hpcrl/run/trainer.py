@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import threading
+from pathlib import Path
 
 from hpcrl.config import RunConfig
 from hpcrl.protocol import client as api
@@ -42,6 +43,7 @@ def work(run: RunDir, config: RunConfig, _: argparse.Namespace) -> None:
     # torch loads only now: a wrong MPI is told before minutes of imports and model loading.
     from hpcrl.trainer.distributed import Ranks
     from hpcrl.trainer.loop import Trainer
+    from hpcrl.trainer.model import export_hf
     from hpcrl.weights.sender import Publisher
     from hpcrl.weights.snapshot import Snapshot
 
@@ -75,7 +77,10 @@ def work(run: RunDir, config: RunConfig, _: argparse.Namespace) -> None:
     for replica, (version, reason) in publisher.refusals.items():
         log.warning("replica at rank %d refused %s: %s", replica, version, reason)
     if ranks.leads:
-        log.info("done: %s", result)
+        target = run.model(result["version"])
+        if not target.exists():
+            export_hf(trainer.policy, Path(config.model.path), target)
+        log.info("done: %s; weights in %s", result, target)
         publish_text(run.trained, json.dumps(result) + "\n")
     ranks.close()
     if client is not None:
