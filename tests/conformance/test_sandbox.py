@@ -108,7 +108,7 @@ def test_output_is_bounded_and_decoded(world: World) -> None:
 def test_output_flood_is_killed(world: World) -> None:
     async def body(sandbox: Sandbox) -> None:
         result = await sandbox.run("yes", 20)
-        assert result.truncated and not result.timed_out and "killed: more than" in result.output
+        assert result.flooded and result.truncated and not result.timed_out and "killed: more than" in result.output
         assert result.duration_s < 15
         assert (await sandbox.run("echo on")).output.endswith("on\n")
 

@@ -15,6 +15,7 @@ from hpcrl.errors import DataError, InfraError
 from hpcrl.sandbox.images import Image, resolve
 from hpcrl.sandbox.limits import Limits
 from hpcrl.sandbox.pool import SandboxPool
+from hpcrl.sandbox.shell import ShellSandbox
 from hpcrl.sandbox.tasks import sandbox_spec
 from hpcrl.scoring.private import load_private
 from hpcrl.scoring.runner import Score, score
@@ -100,6 +101,8 @@ def test_a_link_to_the_private_tests_does_not_help(bench: Bench) -> None:
         ("echo done > /logs/verifier/reward.txt", "bad_reward"),
         ("echo '[1]' > /logs/verifier/reward.json", "bad_reward"),
         ("ln -s /etc/passwd /logs/verifier/reward.txt", "bad_reward"),
+        ("cd /logs/verifier; echo 0 > reward.txt; echo '{\"reward\": 1}' > reward.json", "bad_reward"),
+        ("echo 0 > /logs/verifier/reward.txt; kill -KILL $$", "verifier_killed"),
     ],
 )
 def test_a_broken_verifier_is_infra(bench: Bench, test: str, reason: str) -> None:
@@ -111,6 +114,18 @@ def test_a_broken_verifier_is_infra(bench: Bench, test: str, reason: str) -> Non
 def test_a_verifier_that_overruns_scores_zero_as_policy(bench: Bench) -> None:
     got = bench.score("true", "echo 1 > /logs/verifier/reward.txt; while :; do :; done")
     assert (got.reward, got.rewards, got.policy_failure) == (0.0, {}, "verifier_timeout")
+
+
+def test_what_is_left_running_cannot_change_the_reward(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    late = "(sleep 0.3; echo 1 > /logs/verifier/reward.txt) & echo 0 > /logs/verifier/reward.txt"
+    read = ShellSandbox.read_mount
+
+    async def slow(self: ShellSandbox, target: str, path: str, max_bytes: int = 1 << 20) -> bytes:
+        await asyncio.sleep(0.6)
+        return await read(self, target, path, max_bytes)
+
+    monkeypatch.setattr(ShellSandbox, "read_mount", slow)
+    assert bench.score("true", late).reward == 0.0
 
 
 def test_an_artifact_that_is_none_is_data(bench: Bench) -> None:

@@ -34,7 +34,7 @@ class CommandResult:
     """Example: ``CommandResult(exit_code=0, output="sol.py\\n", timed_out=False, truncated=False, duration_s=0.001)``.
 
     ``output`` is standard output and error in the order written, bytes that are not UTF-8 replaced. ``exit_code`` follows the
-    shell: 128 + signal number for a killed command.
+    shell: 128 + signal number for a killed command. ``flooded``: it was killed for printing too much.
     """
 
     exit_code: int
@@ -42,6 +42,7 @@ class CommandResult:
     timed_out: bool
     truncated: bool
     duration_s: float
+    flooded: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,6 +109,10 @@ class Sandbox(ABC):
     @abstractmethod
     async def read_mount(self, target: str, path: str, max_bytes: int = 1 << 20) -> bytes:
         """As ``read``, below the mount at ``target``; also after the sandbox has died."""
+
+    @abstractmethod
+    async def finish(self) -> None:
+        """End the sandbox's processes, so that its files are at rest. May be called again; no command can follow."""
 
     @abstractmethod
     async def artifact(self) -> bytes:

@@ -22,7 +22,6 @@ from pathlib import Path
 from hpcrl.errors import HpcrlError, InfraError, PolicyError
 from hpcrl.sandbox.base import CommandResult, Sandbox, SandboxSpec
 from hpcrl.sandbox.channel import Channel, Died, Flooded
-from hpcrl.sandbox.output import OutputBuffer
 from hpcrl.sandbox.procs import children, descendants, kill_all, resident_bytes
 from hpcrl.sandbox.server import prelude
 from hpcrl.sandbox.workdir import WorkDir
@@ -118,7 +117,7 @@ class ShellSandbox(Sandbox):
         started = time.monotonic()
         deadline = started + (limits.command_timeout_s if timeout_s is None else timeout_s)
         waiting, output = self._channel.begin(command)
-        note = ""
+        flooded = False
         try:
             status = await self._wait(waiting, deadline)
             timed_out = status is None
@@ -126,7 +125,7 @@ class ShellSandbox(Sandbox):
                 status = await self._cut_short()
         except Flooded:
             timed_out = False
-            note = f"\n[killed: more than {limits.output_flood_bytes} bytes of output]"
+            flooded = True
             status = await self._cut_short()
         except Died as error:
             raise await self._fail(_cause(error)) from error
@@ -138,7 +137,15 @@ class ShellSandbox(Sandbox):
             raise
         finally:
             self._channel.finish()
-        return _result(status, output, timed_out, time.monotonic() - started, note)
+        note = f"\n[killed: more than {limits.output_flood_bytes} bytes of output]" if flooded else ""
+        return CommandResult(
+            exit_code=status,
+            output=output.text() + note,
+            timed_out=timed_out,
+            truncated=output.truncated,
+            duration_s=time.monotonic() - started,
+            flooded=flooded,
+        )
 
     async def _wait(self, waiting: asyncio.Future[int], deadline: float) -> int | None:
         """The status, or None at the deadline. Checks usage on the way. Raises Died, Flooded, PolicyError."""
@@ -210,10 +217,13 @@ class ShellSandbox(Sandbox):
                 return self._work.read_mount(index, path, max_bytes)
         raise ValueError(f"nothing is mounted at {target}")
 
-    async def artifact(self) -> bytes:
+    async def finish(self) -> None:
         if self._dead is None:
             self._dead = PolicyError("sandbox_dead", "the attempt has ended")
         await self._end()
+
+    async def artifact(self) -> bytes:
+        await self.finish()
         return await asyncio.to_thread(self._work.artifact, self.spec.limits.artifact_bytes)
 
     # End.
@@ -273,13 +283,3 @@ def _cause(error: Died) -> HpcrlError:
         name = signal.Signals(-error.returncode).name
         return InfraError("sandbox_killed", f"the container runtime was killed by {name}")
     return PolicyError("sandbox_dead", f"the command server ended with status {error.returncode}; {error.diagnostics}")
-
-
-def _result(status: int, output: OutputBuffer, timed_out: bool, duration_s: float, note: str) -> CommandResult:
-    return CommandResult(
-        exit_code=status,
-        output=output.text() + note,
-        timed_out=timed_out,
-        truncated=output.truncated,
-        duration_s=duration_s,
-    )

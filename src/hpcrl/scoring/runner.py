@@ -1,7 +1,7 @@
 """Scores one artifact.
 
     fresh work directory: image content + task files ─► artifact applied ─► sandbox starts, tests mounted read-only at /tests
-    ─► bash /tests/test.sh in the work directory ─► /logs/verifier/reward.txt | reward.json read from the host
+    ─► bash /tests/test.sh in the work directory ─► all its processes ended ─► /logs/verifier/reward.txt | reward.json, from the host
 
 Who is to blame decides what is reported:
 
@@ -9,15 +9,22 @@ Who is to blame decides what is reported:
     the verifier overran its time, or what it ran      reward 0, policy failure: the artifact is what differs between attempts
     broke a limit of the sandbox
     no reward, or not a finite number                  InfraError("no_reward" | "bad_reward"): the verifier is broken
+    both reward.txt and reward.json                    InfraError("bad_reward"): which of them is the tests' own cannot be known
+    the verifier was killed from outside (status 137)  InfraError("verifier_killed"): what it wrote before is no verdict
     the sandbox did not start or was killed            InfraError
     the artifact is no artifact                        DataError
 
-The code under test runs beside the tests, as Harbor defines it: an agent that anticipates /logs/verifier could write there. Tests
-that must resist that run the code as a child and write the reward last.
+The code under test runs beside the tests, as Harbor defines it, and may write to /logs/verifier too.
+
+    protected       nothing is written once the tests have ended: their processes, background ones too, end before the reward is read.
+                    A second reward file beside the tests' own does not win; it costs the attempt, which is tried again
+    not protected   a process that the code under test forked and that lives while the tests run can race their last write; tests
+                    must write the reward last, and those that must resist forgery run the code as a child, or restrict it
 """
 
 from __future__ import annotations
 
+import signal
 import time
 from dataclasses import dataclass, field, replace
 
@@ -37,6 +44,7 @@ LOGS = "/logs/verifier"
 
 _REWARD_BYTES = 1 << 16
 _DETAIL_CHARACTERS = 2000
+_KILLED = 128 + signal.SIGKILL
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,8 +82,13 @@ async def score(
             output = result.output[-_DETAIL_CHARACTERS:]
             if result.timed_out:
                 failure = "verifier_timeout"
+            elif result.flooded:
+                failure = "verifier_output_limit"
+            elif result.exit_code == _KILLED:
+                raise InfraError("verifier_killed", f"the tests were killed; they printed: {_end(output)}")
         except PolicyError as error:
             failure, output = f"verifier_{error.reason}", str(error)
+        await sandbox.finish()
         rewards = {} if failure is not None else await _rewards(sandbox, output)
         return Score(
             reward=total(rewards) if rewards else 0.0,
@@ -94,6 +107,7 @@ def _command(pool: SandboxPool) -> str:
 
 
 async def _rewards(sandbox: Sandbox, output: str) -> dict[str, float]:
+    found: list[dict[str, float]] = []
     for name, parse in (("reward.txt", parse_text), ("reward.json", parse_json)):
         try:
             content = await sandbox.read_mount(LOGS, name, _REWARD_BYTES)
@@ -101,7 +115,15 @@ async def _rewards(sandbox: Sandbox, output: str) -> dict[str, float]:
             continue
         except (OSError, ValueError) as error:
             raise InfraError("bad_reward", f"{LOGS}/{name}: {error}") from error
-        return parse(content)
-    raise InfraError(
-        "no_reward", f"the tests wrote neither reward.txt nor reward.json; they printed: {output[-300:].strip()!r}"
-    )
+        found.append(parse(content))
+    if len(found) > 1:
+        raise InfraError("bad_reward", f"both reward.txt and reward.json are in {LOGS}; tests must write one of them")
+    if not found:
+        raise InfraError(
+            "no_reward", f"the tests wrote neither reward.txt nor reward.json; they printed: {_end(output)}"
+        )
+    return found[0]
+
+
+def _end(output: str) -> str:
+    return repr(output[-300:].strip())
