@@ -73,7 +73,7 @@ class AttemptRunner:
         timings: dict[str, float] = {}
         try:
             task = await self._task(lease.task_dir)
-            image = await self._images.of(task)
+            image = await self._images.for_attempt(task)
         except UserError as error:
             raise unusable(error) from error
         environment = task.environment_version(image) if image is not None else task.files_digest

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from hpcrl.config import RunConfig
-from hpcrl.errors import InfraError, UserError
+from hpcrl.errors import EnvironmentFault, InfraError, UserError
 from hpcrl.sandbox.artifact import pack
 from hpcrl.sandbox.check import preflight
 from hpcrl.sandbox.images import Image, resolve
@@ -57,9 +57,23 @@ class Images:
         key: tuple[str, Path | None] = (self._config.sandbox.image, None)
         if task is not None and task.image is not None:
             key = (task.image, task.directory)
-        if key not in self._found:
-            self._found[key] = asyncio.create_task(asyncio.to_thread(resolve, *key))
-        return await asyncio.shield(self._found[key])
+        resolving = self._found.get(key)
+        if resolving is None:
+            resolving = self._found[key] = asyncio.create_task(asyncio.to_thread(resolve, *key))
+            resolving.add_done_callback(lambda done: self._forget_failed(key, done))
+        return await asyncio.shield(resolving)
+
+    async def for_attempt(self, task: Task) -> Image | None:
+        """As :meth:`of`; a machine that cannot provide the image now fails the attempt only. Raises UserError, InfraError("image")."""
+        try:
+            return await self.of(task)
+        except EnvironmentFault as error:
+            raise InfraError("image", str(error)) from error
+
+    def _forget_failed(self, key: tuple[str, Path | None], done: asyncio.Task[Image]) -> None:
+        """The next attempt tries again: a full disk or a registry that was away may have recovered."""
+        if done.cancelled() or done.exception() is not None:
+            del self._found[key]
 
 
 @asynccontextmanager

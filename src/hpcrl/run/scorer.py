@@ -133,7 +133,7 @@ class Scorer:
         if task is None:
             task = self._tasks[lease.task_dir] = await asyncio.to_thread(load_private, Path(lease.task_dir))
         artifact = await asyncio.to_thread(load_artifact, self._run, lease.artifact, lease.digest)
-        image = await self._images.of(task.public)
+        image = await self._images.for_attempt(task.public)
         result = await score(task, artifact, image, self._limits, self._pool, lease.attempt_id)
         if result.policy_failure is not None:
             log.info("attempt %s: %s: %s", lease.attempt_id, result.policy_failure, result.detail.strip()[-300:])

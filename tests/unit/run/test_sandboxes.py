@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from hpcrl.config import RunConfig, parse_config
-from hpcrl.errors import UserError
+from hpcrl.errors import EnvironmentFault, InfraError, UserError
+from hpcrl.run import sandboxes
 from hpcrl.run.sandboxes import Images, empty_artifact, limits_of, node_arguments, process_name
 from hpcrl.sandbox.artifact import apply_artifact
+from hpcrl.sandbox.images import Image, resolve
 from hpcrl.sandbox.tasks import load_task
 
 
@@ -60,6 +62,37 @@ def test_images_are_the_tasks_own_or_the_runs(tmp_path: Path) -> None:
         assert await Images(config(image="nowhere", backend="process")).of(None) is None
 
     asyncio.run(main())
+
+
+def test_a_failed_image_fails_its_attempt_and_is_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    task_dir = tmp_path / "task"
+    task_dir.mkdir()
+    (task_dir / "instruction.md").write_text("Do it.")
+    (task_dir / "task.toml").write_text("")
+    task = load_task(task_dir)
+    image = resolve(str(image_directory(tmp_path / "image")))
+    results: list[Image | EnvironmentFault] = [EnvironmentFault("no space"), EnvironmentFault("no space"), image]
+
+    def flaky(name: str, directory: Path | None) -> Image:
+        result = results.pop(0)
+        if isinstance(result, EnvironmentFault):
+            raise result
+        return result
+
+    monkeypatch.setattr(sandboxes, "resolve", flaky)
+
+    async def main() -> None:
+        images = Images(config(image="some"))
+        with pytest.raises(EnvironmentFault, match="no space"):  # a node that never had an image ends
+            await images.of(None)
+        with pytest.raises(InfraError, match="no space") as caught:
+            await images.for_attempt(task)
+        assert caught.value.reason == "image"
+        assert await images.for_attempt(task) is image
+        assert await images.for_attempt(task) is image
+
+    asyncio.run(main())
+    assert results == []
 
 
 def test_names_and_indices(monkeypatch: pytest.MonkeyPatch) -> None:
