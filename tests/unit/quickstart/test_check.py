@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -64,6 +65,24 @@ def test_missing_file_is_a_failed_repair(tmp_path: Path) -> None:
 
 def test_endless_loop_is_a_failed_repair(tmp_path: Path) -> None:
     assert run(tmp_path, "def f(a, b):\n    while a:\n        pass\n") == "0\n"
+
+
+def test_only_processor_time_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that runs everything ten times slower must not fail a right repair."""
+    timers = []
+    monkeypatch.setattr(check._signal, "setitimer", lambda which, seconds: timers.append((which, seconds)))
+    (tmp_path / "cases.txt").write_text(f"('f', {CASES!r})")
+    (tmp_path / "sol.py").write_text(RIGHT)
+    check.main(*(str(tmp_path / name) for name in ("cases.txt", "sol.py", "reward.txt")))
+    assert timers == [(signal.ITIMER_PROF, 1.0), (signal.ITIMER_PROF, 0.0)]
+
+
+@pytest.mark.parametrize(
+    "body", ["import time", "from time import sleep", "input()", "open(0)", "(yield)", "await f(1, 2)", "print(1)"]
+)
+def test_nothing_that_waits_can_be_called(body: str) -> None:
+    """What the limit on processor time rests on."""
+    assert not check.passes(f"def f(a, b):\n    {body}\n    return a % b\n", "f", CASES)
 
 
 def test_unreadable_cases_give_no_reward(tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ minimal, so it imports built-in modules only. ``CASES`` holds one literal ``(nam
 ``REWARD`` gets 1 or 0. Without readable cases no reward is written: that is a broken task, not a failed repair.
 
 The tested source cannot forge the result: it may use neither attributes, strings nor dunder names (checked on its
-text), gets six harmless builtins, and is killed by the default action of SIGALRM after 1 s. The reward is 0 until all
-cases have passed.
+text), gets six harmless builtins, and is killed by the default action of SIGPROF after 1 s of processor time. That counts
+no waiting, so a busy node fails no right repair; none of the builtins waits, and the verifier's wall-clock limit holds
+anyway. The reward is 0 until all cases have passed.
 """
 
 import _signal  # type: ignore[import-not-found]
@@ -56,9 +57,9 @@ def main(cases_path: str, source_path: str, reward_path: str) -> None:
             source = file.read(MAX_SOURCE_CHARACTERS + 1)
     except (OSError, ValueError):
         return
-    _signal.setitimer(_signal.ITIMER_REAL, 1.0)
+    _signal.setitimer(_signal.ITIMER_PROF, 1.0)
     passed = passes(source, name, cases)
-    _signal.setitimer(_signal.ITIMER_REAL, 0.0)
+    _signal.setitimer(_signal.ITIMER_PROF, 0.0)
     if passed:
         _write(reward_path, "1\n")
 
