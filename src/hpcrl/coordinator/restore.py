@@ -26,7 +26,6 @@ from hpcrl.coordinator.entities import (
 )
 from hpcrl.coordinator.ledger import Ledger
 from hpcrl.coordinator.queue import Queue
-from hpcrl.coordinator.scorer_calls import SCORING_LEASE_S
 from hpcrl.coordinator.tables import TABLES
 from hpcrl.protocol.states import State
 from hpcrl.protocol.version import PolicyVersion
@@ -132,8 +131,7 @@ def _enter_attempt(ledger: Ledger, attempt: Attempt, now: float) -> None:
     if attempt.state is State.ACCEPTED:
         ledger.tally.accepted_unused += attempt.rollout.group.split == "train"
         return
-    lease_s = ledger.config.coordinator.lease_s
-    attempt.lease_until = now + lease_s
+    attempt.lease_until = now + ledger.config.coordinator.lease_s
     heapq.heappush(ledger.leases, (attempt.lease_until, attempt.attempt_id))
     if attempt.state in BOUND:
         ledger.replicas[attempt.replica_id].live[attempt.attempt_id] = attempt
@@ -141,7 +139,7 @@ def _enter_attempt(ledger: Ledger, attempt: Attempt, now: float) -> None:
         if attempt.scorer_id is None:
             ledger.scoring[attempt.attempt_id] = attempt
         else:
-            attempt.scoring_until = now + max(lease_s, SCORING_LEASE_S)
+            attempt.scoring_until = now + ledger.config.scoring.lease_s
             heapq.heappush(ledger.scoring_leases, (attempt.scoring_until, attempt.attempt_id))
 
 

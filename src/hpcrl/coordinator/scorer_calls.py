@@ -10,10 +10,7 @@ from hpcrl.coordinator.ledger import Ledger
 from hpcrl.protocol import messages as m
 from hpcrl.protocol.states import State
 
-__all__ = ["SCORING_LEASE_S", "ScorerCalls"]
-
-SCORING_LEASE_S = 120.0
-"""Shortest time a scorer is given for one attempt."""
+__all__ = ["ScorerCalls"]
 
 
 class ScorerCalls:
@@ -24,7 +21,7 @@ class ScorerCalls:
         ledger = self._l
         if ledger.finished is not None:
             return m.ScoringReply(stop=True)
-        until = now + max(ledger.config.coordinator.lease_s, SCORING_LEASE_S)
+        until = now + ledger.config.scoring.lease_s
         leases: list[m.ScoringLease] = []
         while ledger.scoring and len(leases) < request.n:
             attempt_id, attempt = ledger.scoring.popitem(last=False)

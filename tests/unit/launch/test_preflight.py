@@ -82,6 +82,19 @@ def test_a_task_without_private_tests_is_refused(config: RunConfig) -> None:
     assert "test.sh" in refused(config)
 
 
+@pytest.mark.parametrize("key", ["train", "eval"])
+def test_a_verifier_that_may_outlast_its_scoring_lease(config: RunConfig, key: str) -> None:
+    tasks = config.tasks.model_copy(update={key: config.tasks.train})
+    task = Path(config.tasks.train) / "one"
+    (task / "task.toml").write_text("[verifier]\ntimeout_sec = 840\n")
+    check_inputs(config.model_copy(update={"tasks": tasks}))
+    scoring = config.scoring.model_copy(update={"lease_s": 899.0})
+    assert refused(config.model_copy(update={"tasks": tasks, "scoring": scoring})) == (
+        f"task {task}: its verifier may take 840 s ([verifier] timeout_sec in task.toml), too long for scoring.lease_s: 899; "
+        "set scoring.lease_s to at least 900, or lower timeout_sec"
+    )
+
+
 def test_a_directory_between_the_tasks_that_is_none(config: RunConfig) -> None:
     """The coordinator would hand it out."""
     (Path(config.tasks.train) / "notes").mkdir()
