@@ -189,18 +189,32 @@ def test_a_trajectory_of_another_version_is_a_data_failure() -> None:
 
 
 def test_a_scoring_lease_expires_and_another_scorer_takes_over() -> None:
-    world = harness()
+    world = harness(scoring={"lease_s": 130})
     lease = world.lease(1)[0]
     world.artifact(lease.attempt_id)
     request = m.ScoringRequest(scorer_id="s1", n=5)
     assert [x.attempt_id for x in world.call(c.LEASE_SCORING, request).leases] == [lease.attempt_id]
-    assert world.call(c.LEASE_SCORING, request).leases == []
     for _ in range(13):
+        assert world.call(c.LEASE_SCORING, request).leases == []
         world.tick(10)
         beat(world, lease.attempt_id)
     assert world.call(c.LEASE_SCORING, m.ScoringRequest(scorer_id="s2", n=5)).leases
     assert world.scored(lease.attempt_id, scorer="s1").rejected == {lease.attempt_id: "scoring_lease_expired"}
     assert world.scored(lease.attempt_id, scorer="s2").accepted == [lease.attempt_id]
+
+
+def test_scoring_may_take_its_configured_lease_also_after_a_restart() -> None:
+    world = harness(scoring={"lease_s": 700})
+    lease = world.lease(1)[0]
+    world.artifact(lease.attempt_id)
+    request = m.ScoringRequest(scorer_id="s1", n=5)
+    assert world.call(c.LEASE_SCORING, request).leases[0].deadline_at == world.now + 700
+    world.restart()
+    for _ in range(69):
+        world.tick(10)
+        beat(world, lease.attempt_id)
+    assert world.call(c.LEASE_SCORING, request).leases == []
+    assert world.scored(lease.attempt_id, scorer="s1").accepted == [lease.attempt_id]
 
 
 def test_a_score_that_is_no_number_is_a_data_failure() -> None:
