@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 
-from hpcrl.coordinator.entities import Attempt, Group, Replica, Rollout
+from hpcrl.coordinator.entities import LIVE, Attempt, Group, Replica, Rollout
 from hpcrl.coordinator.ledger import Ledger
 from hpcrl.protocol.states import State
 from hpcrl.protocol.version import PolicyVersion
@@ -28,6 +28,17 @@ class Binder:
         """Whether so many replicas have reported READY(version) that new attempts may be bound to it; stays true afterwards."""
         known = self._l.versions.get(version)
         return known is not None and len(known.ready) >= (self._l.config.weights.quorum or 1)
+
+    def given_up(self, version: PolicyVersion) -> str | None:
+        """Why nothing will ever be bound to ``version``: too many replicas refused it for its quorum. None while it may still be."""
+        known = self._l.versions.get(version)
+        if known is None or not known.refused or self.has_quorum(version):
+            return None
+        replicas = max(len(self._l.replicas), self._l.config.inference.replicas)
+        if replicas - len(known.refused) >= (self._l.config.weights.quorum or 1):
+            return None
+        reasons = "; ".join(f"replica {name}: {reason}" for name, reason in sorted(known.refused.items()))
+        return f"version {version} was refused by {len(known.refused)} of {replicas} replicas ({reasons})"
 
     def usable(self) -> list[Replica]:
         lineage = self._l.position.lineage
@@ -138,3 +149,11 @@ class Binder:
             return True
         waiting = (ledger.groups.get(group_id) for _, group_id in ledger.pending)
         return any(group is not None and group.pending and self._needed_step(group) <= step for group in waiting)
+
+    def can_go_on(self) -> bool:
+        """Whether samples for training are under way, or could be, with the newest version of this lineage that had its quorum."""
+        ledger = self._l
+        if any(a.rollout.group.split == "train" and a.state in LIVE for a in ledger.attempts.values()):
+            return True
+        had_quorum = [v.step for v in ledger.versions if v.lineage == ledger.position.lineage and self.has_quorum(v)]
+        return bool(had_quorum) and self.has_work_for(max(had_quorum))

@@ -44,7 +44,7 @@ class Queue:
         self.worker = WorkerCalls(self.ledger, binder)
         self.scorer = ScorerCalls(self.ledger)
         self.replicas = ReplicaCalls(self.ledger, binder)
-        self.trainer = TrainerCalls(self.ledger, self.replicas)
+        self.trainer = TrainerCalls(self.ledger, self.replicas, binder)
         self.calls: dict[str, Call] = {
             c.LEASE.path: self.worker.lease,
             c.HEARTBEAT.path: self.worker.heartbeat,

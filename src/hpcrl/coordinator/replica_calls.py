@@ -114,7 +114,10 @@ class ReplicaCalls:
         return m.Empty()
 
     def refused(self, request: m.ReplicaRefused, now: float) -> m.Empty:
-        """The version did not verify. Refused before the flip: the old one goes on; during it: nothing is served until READY."""
+        """The version did not verify or load. Before the flip was granted the old one goes on; after it nothing is served until READY.
+
+        A replica whose engine still serves the old version says READY for that one first.
+        """
         replica, version = self._replica(request.replica_id), self._version(request.version)
         version.refused[replica.replica_id] = request.reason
         if replica.target == version.version:
@@ -123,7 +126,12 @@ class ReplicaCalls:
             replica.state, replica.target = ReplicaState.UP, None
         self._complete(version, now)
         self._l.changes.replica(replica)
-        self._l.wakes |= {"lease", "flip"}
+        self._l.wakes |= {
+            "lease",
+            "flip",
+            "batch",
+            "eval",
+        }  # a trainer must not wait for a version that nobody will serve
         return m.Empty()
 
     def _complete(self, version: Version, now: float) -> None:

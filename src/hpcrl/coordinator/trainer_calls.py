@@ -2,12 +2,14 @@
 
 A batch is given out once per version: the same version asked again gets the same batch, also after a restart of either side.
 Consumption is provisional; ``start`` from checkpoint step c takes back every consumption at a later step.
+A batch or an evaluation that waits for a version which too many replicas refused is refused with their reasons, never waited for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from hpcrl.coordinator.binding import Binder
 from hpcrl.coordinator.entities import BOUND, Attempt, EvalRun, Group, Position, Version
 from hpcrl.coordinator.ledger import Ledger, Refused
 from hpcrl.coordinator.replica_calls import ReplicaCalls
@@ -19,9 +21,10 @@ __all__ = ["TrainerCalls"]
 
 
 class TrainerCalls:
-    def __init__(self, ledger: Ledger, replicas: ReplicaCalls) -> None:
+    def __init__(self, ledger: Ledger, replicas: ReplicaCalls, binder: Binder) -> None:
         self._l = ledger
         self._replicas = replicas
+        self._binder = binder
         self.last_batch: m.Batch | None = None
 
     # ------------------------------------------------------------ start
@@ -88,6 +91,9 @@ class TrainerCalls:
             raise Refused(f"no batch for {version}: the run has {ledger.staleness.steps} steps (trainer.steps)")
         chosen = self._choose(now)
         if chosen is None:
+            why = self._binder.given_up(version)
+            if why is not None and not self._binder.can_go_on():
+                raise Refused(f"no batch for {version}: older versions are out of the lag bound, and {why}")
             return m.Batch(
                 version=request.version,
                 groups=None,
@@ -164,6 +170,9 @@ class TrainerCalls:
         run = self._l.evals.get(PolicyVersion.parse(request.version))
         if run is None:
             raise Refused(f"no evaluation of version {request.version} was asked for")
+        why = self._binder.given_up(run.version) if run.active else None
+        if why is not None:
+            raise Refused(f"no evaluation: {why}")
         return eval_result(run)
 
 

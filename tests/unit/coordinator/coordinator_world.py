@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from hpcrl.config import RunConfig, parse_config
 from hpcrl.coordinator.entities import Task
+from hpcrl.coordinator.ledger import Refused
 from hpcrl.coordinator.queue import Queue
 from hpcrl.coordinator.restore import count_duplicates, groups_consumed_after, restore
 from hpcrl.coordinator.store import write_changes
@@ -206,7 +207,7 @@ class World(Harness):
             self.newest = str(version)
             if version.step == self.config.trainer.steps:
                 return
-            while (batch := self.batch(str(version))).groups is None:
+            while (batch := self._batch_or_hope(str(version))) is None or batch.groups is None:
                 yield "waiting"
             if self.rng.random() < 0.3:
                 assert self.batch(str(version)) == batch
@@ -217,6 +218,15 @@ class World(Harness):
             if version.step % 2 == 0:
                 self.call(c.CHECKPOINTED, m.CheckpointDone(version=str(version)))
                 self.checkpoint = version.step
+
+    def _batch_or_hope(self, version: str) -> m.Batch | None:
+        """A real trainer ends when all replicas refused the version; here they try again."""
+        try:
+            return self.batch(version)
+        except Refused as error:
+            if "was refused by" not in str(error):
+                raise
+            return None
 
     def _replicas_act(self) -> None:
         for name in self.names:
