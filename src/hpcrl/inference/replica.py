@@ -2,7 +2,8 @@
 
     event loop   uvicorn ─▶ Proxy ─▶ Replica.generate ─▶ VllmServer ─▶ child (loopback)
                  flip()    waits for the lock, closes the gate, flips, opens the gate   ◀── the MPI thread, by run_coroutine_threadsafe
-                 _watch()  waits for the child's end; under the lock: new child, last verified version, gate opens
+                 _watch()  waits for the child's end; under the lock: on_down, new child, last verified version, gate opens;
+                           then on_restart
 
 The gate is what calls wait at: closed while there is no child, no version, or a flip. ``failed`` ends when the child can no longer be
 restarted; whoever runs the replica waits for it.
@@ -40,7 +41,8 @@ class Replica:
     """One served copy of the policy. Use from one event loop; ``start``, then ``serve``; ``stop`` ends both.
 
     ``model`` is the directory of the start weights, ``initial_version`` their name ("0.0"), or None when they must not be served
-    (a resumed run: nothing is served before the first flip). ``on_restart(version)`` is awaited after a dead child was replaced.
+    (a resumed run: nothing is served before the first flip). ``on_down()`` is awaited when the child was found dead, before it is
+    replaced, ``on_restart(version)`` after it was; an error of either is the end of ``failed``.
     ``tokenizer`` and ``new_server(version)`` replace the model's tokenizer and the vLLM server (tests).
     """
 
@@ -53,12 +55,14 @@ class Replica:
         model: Path,
         initial_version: str | None,
         log_dir: Path,
+        on_down: Callable[[], Awaitable[None]] | None = None,
         on_restart: Callable[[str | None], Awaitable[None]] | None = None,
         tokenizer: ReplyTokenizer | None = None,
         new_server: Callable[[str | None], VllmServer] | None = None,
     ) -> None:
         log = log_dir / f"vllm-{replica_id}.log"
         self._versions = VersionHolder(initial_version)
+        self._on_down = on_down
         self._on_restart = on_restart
         self._new_server = new_server or (lambda version: VllmServer(config, model, version, log))
         self._server = self._new_server(self._versions.start_version)
@@ -77,6 +81,11 @@ class Replica:
         return self._versions.current
 
     @property
+    def serving(self) -> bool:
+        """Whether calls are answered with :attr:`served_version` now. May be read from any thread."""
+        return self._gate.is_set() and self._server.serving
+
+    @property
     def active_requests(self) -> int:
         """Generations under way."""
         return self._proxy.active_requests
@@ -90,6 +99,7 @@ class Replica:
         """Start the engine; returns the seconds until its first answer. Raises InfraError("engine_start")."""
         took = await self._server.start()
         self._watcher = asyncio.create_task(self._watch())
+        self._watcher.add_done_callback(self._watcher_ended)
         self._open_gate()
         return took
 
@@ -133,7 +143,7 @@ class Replica:
 
     async def until_serving(self) -> None:
         """Wait for the gate. Raises InfraError("queue_timeout")."""
-        if self._gate.is_set() and self._server.serving:
+        if self.serving:
             return
         try:
             async with asyncio.timeout(_GATE_WAIT_S):
@@ -152,8 +162,7 @@ class Replica:
         self._gate.clear()
         if self._watcher is not None:
             self._watcher.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._watcher
+            await asyncio.wait({self._watcher})
         await self._server.stop()
         if self._web is not None and self._web_task is not None:
             self._web.should_exit = self._web.force_exit = True
@@ -174,12 +183,20 @@ class Replica:
                     continue  # replaced meanwhile by a failed flip
                 self._gate.clear()
                 logger.error("the engine died: %s", how)
+                if self._on_down is not None:
+                    await self._on_down()
                 with contextlib.suppress(InfraError):  # kept in ``failed``
                     await self._restart(how)
             if self.failed.done():
                 return
             if self._on_restart is not None:
                 await self._on_restart(self.served_version)
+
+    def _watcher_ended(self, watcher: asyncio.Task[None]) -> None:
+        """Nobody would replace the next dead child, or the coordinator believes a wrong report: the replica has failed."""
+        error = None if watcher.cancelled() else watcher.exception()
+        if error is not None and not self.failed.done():
+            self.failed.set_exception(error)
 
     async def _reload(self) -> None:
         """After a flip left the weights undefined: load the last verified version, or start anew from the start weights."""

@@ -2,7 +2,8 @@
 
 main thread       asyncio: Replica (vLLM child, proxy), metrics, end of run
 receiver thread   all MPI calls: offers, chunks, verification           ◀── trainers
-flip thread       FLIP (waits until the coordinator has drained this replica) → Replica.flip on the event loop → READY
+flip thread       FLIP (waits until the coordinator has drained this replica) → Replica.flip on the event loop → READY or REFUSED
+dead engine       REGISTER (nothing is leased to it any more) → restart → READY for the last verified version
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from hpcrl.protocol import messages as m
 from hpcrl.protocol.address import routable_address
 from hpcrl.protocol.client import Client
 from hpcrl.protocol.rundir import RunDir
+from hpcrl.run.replica_reports import ReplicaReports
 from hpcrl.run.role import role_main
 from hpcrl.run.world import join_world
 from hpcrl.weights.digest import model_config_digest, tokenizer_digest
@@ -79,12 +81,14 @@ class _Rank:
             model=Path(self._config.model.path),
             initial_version=None,  # nothing is served before a verified flip, not even the start weights
             log_dir=self._run.logs("inference"),
+            on_down=self._engine_down,
+            on_restart=self._engine_restarted,
         )
+        self._reports = ReplicaReports(self._client, self._replica, self._id)
         try:
             log.info("engine started in %.1f s", await self._replica.start())
             url = await self._replica.serve(routable_address())
-            register = m.ReplicaRegister(replica_id=self._id, base_url=url, node=socket.gethostname())
-            await asyncio.to_thread(self._client.call, api.REGISTER, register)
+            await asyncio.to_thread(self._reports.register, url, socket.gethostname())
             log.info("%s serves %s", self._id, url)
             await self._until_over()
         finally:
@@ -97,6 +101,13 @@ class _Rank:
         for path in (self._staging.active_path, self._staging.standby_path):
             path.unlink(missing_ok=True)
         serving.cancel()
+
+    async def _engine_down(self) -> None:
+        await asyncio.to_thread(self._reports.down)
+
+    async def _engine_restarted(self, version: str | None) -> None:
+        log.info("%s is back with %s", self._id, version or "no version")
+        await asyncio.to_thread(self._reports.restarted)
 
     async def _until_over(self) -> None:
         received: asyncio.Future[None] = self._loop.create_future()
@@ -145,7 +156,7 @@ class _Rank:
             pause_s=flipped.pause_s,
         )
         try:
-            self._client.call(api.READY, ready)
+            self._reports.ready(ready)
         except InfraError as error:
             # Not a refusal: the engine serves the new copy, only nobody can be told. The rank ends with this reason.
             raise RuntimeError(f"{self._id} serves {manifest.version} but cannot report it: {error}") from error
@@ -157,7 +168,7 @@ class _Rank:
 
     def _refused(self, version: str, reason: str) -> None:
         log.error("%s refuses %s: %s", self._id, version, reason)
-        self._client.call(api.REFUSED, m.ReplicaRefused(replica_id=self._id, version=version, reason=reason))
+        self._reports.refused(version, reason)
 
     def _manifest_file(self, version: str) -> Path:
         """The manifest was published before its bytes were sent, but a network file system may show it late."""

@@ -56,6 +56,8 @@ class Bench:
     def __init__(self, initial: str | None) -> None:
         self.servers: list[FakeServer] = []
         self.restarted: list[str | None] = []
+        self.downs: list[tuple[bool, int]] = []
+        self.report_error: InfraError | None = None
         self.fail_starts = False
         self.replica = Replica(
             CONFIG,
@@ -64,6 +66,7 @@ class Bench:
             model=Path("m"),
             initial_version=initial,
             log_dir=Path("logs"),
+            on_down=self._note_down,
             on_restart=self._note,
             tokenizer=ToyTokenizer(),
             new_server=self._server,  # type: ignore[arg-type]
@@ -74,6 +77,11 @@ class Bench:
         if self.fail_starts:
             self.servers[-1].start_error = InfraError("engine_start", "as told")
         return self.servers[-1]
+
+    async def _note_down(self) -> None:
+        self.downs.append((self.gate(), len(self.servers)))
+        if self.report_error is not None:
+            raise self.report_error
 
     async def _note(self, version: str | None) -> None:
         self.restarted.append(version)
@@ -171,8 +179,10 @@ def test_a_dead_engine_is_replaced_and_loaded_before_it_serves() -> None:
         b.servers[0].serving = False
         b.servers[0].death.set_result("killed")
         await until(lambda: b.restarted == ["0.1"])
+        assert b.downs == [(False, 1)]  # told with the gate closed, before there was a new engine
         assert b.servers[1].flips == ["0.1"]
         assert b.replica.served_version == "0.1"
+        assert b.replica.serving
         assert b.gate()
         b.servers[1].death.set_result("killed again")
         await until(lambda: b.restarted == ["0.1", "0.1"])
@@ -214,5 +224,17 @@ def test_a_failed_flip_without_a_new_engine_fails_the_replica() -> None:
         with pytest.raises(InfraError, match="engine_start"):
             await asyncio.wait_for(b.replica.failed, 5)
         assert not b.gate()
+
+    bench(scenario)
+
+
+def test_a_death_that_cannot_be_reported_fails_the_replica() -> None:
+    async def scenario(b: Bench) -> None:
+        b.report_error = InfraError("coordinator_gone", "as told")
+        b.servers[0].death.set_result("killed")
+        with pytest.raises(InfraError, match="coordinator_gone"):
+            await asyncio.wait_for(b.replica.failed, 5)
+        assert not b.gate()
+        assert not b.replica.serving
 
     bench(scenario)
