@@ -103,10 +103,10 @@ class Roles:
         timings = {"transfer_s": 0.1, "verify_s": 0.1, "pause_s": 0.1}
         self.inference.call(c.READY, m.ReplicaReady(replica_id="r0", version=version, digest="d", **timings))
 
-    def begin(self) -> None:
+    def begin(self, lineage: int = 0) -> None:
         self.inference.call(c.REGISTER, m.ReplicaRegister(replica_id="r0", base_url="http://r0/v1", node="n"))
-        assert self.trainer.call(c.START, m.TrainerStart()) == m.TrainerStarted(lineage=0, step=0)
-        self.publish("0.0")
+        assert self.trainer.call(c.START, m.TrainerStart()) == m.TrainerStarted(lineage=lineage, step=0)
+        self.publish(f"{lineage}.0")
 
     def lease(self, n: int) -> list[m.Lease]:
         return self.worker.call(c.LEASE, m.LeaseRequest(worker_id="w", n=n)).leases
@@ -229,6 +229,7 @@ def test_finish_stops_workers_and_resume_goes_on(coordinator: Coordinator) -> No
     coordinator.end(signal.SIGTERM)
     coordinator.start("--resume")
     assert not roles.status().stopped
+    roles.begin(lineage=1)  # nothing is leased to the replicas of the earlier life
     assert len(roles.lease(2)) == 2
 
 

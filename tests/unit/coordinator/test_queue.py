@@ -388,7 +388,12 @@ def test_at_lag_0_all_replicas_flip_at_once() -> None:
 
 
 def test_a_drain_past_its_limit_cancels_what_still_runs_without_blame() -> None:
-    world = harness(staleness={"max_policy_lag": 2}, trainer={"steps": 9}, weights={"drain_timeout_s": 25.0})
+    world = harness(
+        staleness={"max_policy_lag": 2},
+        trainer={"steps": 9},
+        weights={"drain_timeout_s": 25.0},
+        rollout={"group_size": 2, "attempt_timeout_s": 25.0},
+    )
     leases = world.lease(6)
     world.finish_attempts(leases[:4])
     world.batch("0.0")
