@@ -1,8 +1,8 @@
 """The run directory: one place that knows the names in it, and the one way files are published (temp, fsync, rename).
 
-    runs/<run_id>/  config.resolved.yaml  token  coordinator.db  endpoints/  manifests/  shards/  checkpoints/  metrics/
-                    logs/<role>/  artifacts/  model/<version>/  failures/
-                    trained.json  status.final.json  end.json  report.html  summary.json
+runs/<run_id>/  config.resolved.yaml  token  coordinator.db  endpoints/  manifests/  shards/  checkpoints/  metrics/
+                logs/<role>/  artifacts/  model/<version>/  failures/
+                trained.json  status.final.json  end.json  report.html  summary.json
 """
 
 from __future__ import annotations
