@@ -158,6 +158,13 @@ class WorkerSection(Section):
     """Longest wait of a finished trajectory before its shard is sealed."""
 
 
+class HarnessSection(Section):
+    system_prompt: str | None = None
+    """First message of every attempt; tells an instruct model how to act (one fenced bash block per turn). None: there is none."""
+    show_exit_code: bool = False
+    """Append a command's exit code to its output when it is not 0."""
+
+
 class SandboxSection(Section):
     backend: Literal["apptainer", "process"] = "apptainer"
     """`process` isolates nothing: for tests of hpcrl itself only."""
@@ -218,6 +225,7 @@ class RunConfig(Section):
     inference: InferenceSection = InferenceSection()
     weights: WeightsSection = WeightsSection()
     worker: WorkerSection = WorkerSection()
+    harness: HarnessSection = HarnessSection()
     sandbox: SandboxSection = SandboxSection()
     scoring: ScoringSection = ScoringSection()
     coordinator: CoordinatorSection = CoordinatorSection()

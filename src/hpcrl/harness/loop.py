@@ -80,10 +80,16 @@ class Outcome:
 
 
 async def run_attempt(
-    instruction: str, shell: Shell, model: Model, limits: Limits, now: Callable[[], float] = time.time
+    instruction: str,
+    shell: Shell,
+    model: Model,
+    limits: Limits,
+    now: Callable[[], float] = time.time,
+    system_prompt: str | None = None,
 ) -> Outcome:
     """Run the agent to its end. After the last turn's command there is no further model call. Raises InfraError."""
-    outcome = Outcome(messages=[{"role": "user", "content": instruction}])
+    outcome = Outcome(messages=[] if system_prompt is None else [{"role": "system", "content": system_prompt}])
+    outcome.messages.append({"role": "user", "content": instruction})
     try:
         while outcome.turns < limits.max_turns:
             decision = await _turn(outcome, model, limits, now)

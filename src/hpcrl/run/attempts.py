@@ -81,7 +81,13 @@ class AttemptRunner:
         started = time.monotonic()
         async with self._pool.sandbox(spec, lease.attempt_id) as sandbox:
             timings["sandbox_start"] = time.monotonic() - started
-            outcome = await run_attempt(task.instruction, sandbox, self._model(lease), self._limits(lease, task))
+            outcome = await run_attempt(
+                task.instruction,
+                sandbox,
+                self._model(lease),
+                self._limits(lease, task),
+                system_prompt=self._config.harness.system_prompt,
+            )
             timings["model"], timings["commands"] = outcome.model_s, outcome.command_s
             started = time.monotonic()
             artifact = await self._artifact(lease, environment, sandbox, outcome)
@@ -110,6 +116,7 @@ class AttemptRunner:
             max_turns=self._config.rollout.max_turns,
             command_timeout_s=self._config.sandbox.command_timeout_s,
             call_timeout_s=self._config.inference.request_timeout_s,
+            show_exit_code=self._config.harness.show_exit_code,
             deadline=deadline,
         )
 

@@ -143,3 +143,11 @@ def test_time_over_is_policy_when_spent_in_commands_else_infra() -> None:
     clock = ManualClock()
     with pytest.raises(InfraError, match="attempt_timeout"):
         attempt(FakeModel(bash("a"), "x", clock=clock, seconds=99.99), FakeShell(clock=clock), clock=clock)
+
+
+def test_the_system_prompt_comes_first_and_only_when_there_is_one() -> None:
+    for prompt, roles in ((None, ["user"]), ("Use bash.", ["system", "user"])):
+        model = FakeModel("no command")
+        limits = Limits(max_turns=1, command_timeout_s=1.0, call_timeout_s=1.0, deadline=10.0)
+        asyncio.run(run_attempt("Do it.", FakeShell(), model, limits, model.clock.now, system_prompt=prompt))
+        assert [message["role"] for message in model.shown[0]] == roles
