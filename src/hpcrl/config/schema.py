@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 __all__ = ["RunConfig"]
 
@@ -158,11 +158,37 @@ class WorkerSection(Section):
     """Longest wait of a finished trajectory before its shard is sealed."""
 
 
+class Message(Section):
+    role: Literal["user", "assistant"]
+    content: str
+
+
 class HarnessSection(Section):
     system_prompt: str | None = None
     """First message of every attempt; tells an instruct model how to act (one fenced bash block per turn). None: there is none."""
+    examples: list[Message] = []
+    """Worked dialogue shown between the system prompt and the instruction (few-shot): user and assistant in turn. Prompt only,
+    never trained on; it counts against `rollout.context_tokens`."""
     show_exit_code: bool = False
     """Append a command's exit code to its output when it is not 0."""
+
+    @field_validator("examples")
+    @classmethod
+    def _in_turn(cls, examples: list[Message]) -> list[Message]:
+        for number, message in enumerate(examples):
+            expected = ("user", "assistant")[number % 2]
+            if message.role != expected:
+                raise ValueError(
+                    f"message {number + 1} is from '{message.role}' where '{expected}' is due; begin with user and take turns"
+                )
+        if len(examples) % 2:
+            raise ValueError("the last message is from the user; end with the assistant's answer")
+        return examples
+
+    def opening(self) -> list[dict[str, str]]:
+        """The chat messages that stand before every instruction."""
+        system = [] if self.system_prompt is None else [{"role": "system", "content": self.system_prompt}]
+        return system + [{"role": message.role, "content": message.content} for message in self.examples]
 
 
 class SandboxSection(Section):

@@ -16,7 +16,7 @@ spent in the agent's commands is the policy's failure, mostly spent waiting for 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -85,11 +85,13 @@ async def run_attempt(
     model: Model,
     limits: Limits,
     now: Callable[[], float] = time.time,
-    system_prompt: str | None = None,
+    opening: Sequence[Message] = (),
 ) -> Outcome:
-    """Run the agent to its end. After the last turn's command there is no further model call. Raises InfraError."""
-    outcome = Outcome(messages=[] if system_prompt is None else [{"role": "system", "content": system_prompt}])
-    outcome.messages.append({"role": "user", "content": instruction})
+    """Run the agent to its end; ``opening`` are the messages before the instruction. Raises InfraError.
+
+    After the last turn's command there is no further model call.
+    """
+    outcome = Outcome(messages=[*opening, {"role": "user", "content": instruction}])
     try:
         while outcome.turns < limits.max_turns:
             decision = await _turn(outcome, model, limits, now)

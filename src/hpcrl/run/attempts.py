@@ -65,6 +65,7 @@ class AttemptRunner:
         self._images = images
         self._sandbox_limits = limits_of(config)
         self._worker_key = role_key(run.secret(), "worker")
+        self._opening = config.harness.opening()
         self._tasks: dict[str, Task] = {}
 
     async def run(self, lease: Lease) -> Ended:
@@ -86,7 +87,7 @@ class AttemptRunner:
                 sandbox,
                 self._model(lease),
                 self._limits(lease, task),
-                system_prompt=self._config.harness.system_prompt,
+                opening=self._opening,
             )
             timings["model"], timings["commands"] = outcome.model_s, outcome.command_s
             started = time.monotonic()

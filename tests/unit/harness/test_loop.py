@@ -145,9 +145,11 @@ def test_time_over_is_policy_when_spent_in_commands_else_infra() -> None:
         attempt(FakeModel(bash("a"), "x", clock=clock, seconds=99.99), FakeShell(clock=clock), clock=clock)
 
 
-def test_the_system_prompt_comes_first_and_only_when_there_is_one() -> None:
-    for prompt, roles in ((None, ["user"]), ("Use bash.", ["system", "user"])):
+def test_the_opening_comes_before_the_instruction() -> None:
+    opening = [{"role": "system", "content": "Use bash."}]
+    for messages, roles in (((), ["user"]), (opening, ["system", "user"])):
         model = FakeModel("no command")
         limits = Limits(max_turns=1, command_timeout_s=1.0, call_timeout_s=1.0, deadline=10.0)
-        asyncio.run(run_attempt("Do it.", FakeShell(), model, limits, model.clock.now, system_prompt=prompt))
+        asyncio.run(run_attempt("Do it.", FakeShell(), model, limits, model.clock.now, opening=messages))
         assert [message["role"] for message in model.shown[0]] == roles
+    assert len(opening) == 1, "the opening is shared by all attempts of a worker"
