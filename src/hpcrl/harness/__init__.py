@@ -1,6 +1,6 @@
 """The agent loop: a model behind an OpenAI-compatible URL acts in a sandbox. Knows nothing of training or scoring."""
 
-from hpcrl.harness.client import ChatClient, ContextExceeded, Model, Reply, Usage
+from hpcrl.harness.client import ChatClient, ContextExceeded, Model, Reply
 from hpcrl.harness.loop import Ended, Limits, Outcome, run_attempt
 from hpcrl.harness.parse import Command, NoCommand, SeveralCommands, parse_reply
 
@@ -15,7 +15,6 @@ __all__ = [
     "Outcome",
     "Reply",
     "SeveralCommands",
-    "Usage",
     "parse_reply",
     "run_attempt",
 ]

@@ -28,7 +28,7 @@ import aiohttp
 
 from hpcrl.errors import InfraError, PolicyError
 
-__all__ = ["ChatClient", "ContextExceeded", "Message", "Model", "Reply", "Usage"]
+__all__ = ["ChatClient", "ContextExceeded", "Message", "Model", "Reply"]
 
 Message = dict[str, str]
 """One chat message: ``{"role": "user", "content": "…"}``."""
@@ -44,21 +44,12 @@ class ContextExceeded(PolicyError):
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
-    """Tokens of one call."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Reply:
     """One completion. ``finish_reason`` is ``stop``, ``length`` or ``tool_calls``."""
 
     text: str
     finish_reason: str
     request_id: str = ""
-    usage: Usage = Usage()
 
 
 class Model(Protocol):
@@ -125,8 +116,6 @@ def _read_reply(content: bytes) -> Reply:
         choice = body["choices"][0]
         text = choice["message"]["content"] or ""
         finish_reason = choice["finish_reason"]
-        usage = body.get("usage") or {}
-        tokens = Usage(int(usage.get("prompt_tokens", 0)), int(usage.get("completion_tokens", 0)))
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise InfraError(
             "model_reply_invalid", f"not a chat completion: {content[:200].decode('utf-8', 'replace')}"
@@ -134,4 +123,4 @@ def _read_reply(content: bytes) -> Reply:
     if not isinstance(text, str) or finish_reason not in ("stop", "length", "tool_calls"):
         reason = "generation_aborted" if finish_reason == "abort" else "model_reply_invalid"
         raise InfraError(reason, f"finish_reason is {finish_reason!r}")
-    return Reply(text, finish_reason, str(body.get("id", "")), tokens)
+    return Reply(text, finish_reason, str(body.get("id", "")))

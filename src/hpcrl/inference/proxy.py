@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -74,14 +74,12 @@ class ReplyTokenizer(ChatTokenizer, Protocol):
 
 @dataclass(slots=True)
 class Stats:
-    """Counters since the start; durations in seconds of the latest calls (whoever reads them may clear them)."""
+    """Counters since the start."""
 
     requests: int = 0
     tokens_prompt: int = 0
     tokens_generated: int = 0
     endings: Counter[str] = field(default_factory=Counter)
-    queue_s: deque[float] = field(default_factory=lambda: deque(maxlen=4096))
-    generate_s: deque[float] = field(default_factory=lambda: deque(maxlen=4096))
 
 
 class Proxy:
@@ -273,8 +271,6 @@ class Proxy:
         stats.endings[call.ending or "error"] += 1
         stats.tokens_prompt += len(call.prompt.token_ids)
         stats.tokens_generated += call.end - call.start
-        stats.queue_s.append(call.generate_at - call.began_at)
-        stats.generate_s.append(call.ended_at - call.generate_at)
 
 
 async def _disconnected(request: Request) -> None:

@@ -106,8 +106,6 @@ _DATA = (
 )
 
 _INFERENCE = (
-    Metric("queue_s", "s", "inference", "duration", "a model call waited before generation"),
-    Metric("generate_s", "s", "inference", "duration", "generation of one model call"),
     Metric("requests", "1", "inference", "counter", "model calls answered by a replica"),
     Metric("tokens_prompt", "token", "inference", "counter", "prompt tokens sent to the engine"),
     Metric("tokens_generated", "token", "inference", "counter", "tokens sampled"),
@@ -120,6 +118,8 @@ _INFERENCE = (
 _ENVIRONMENT = (
     Metric("sandbox_start_s", "s", "environment", "duration", "starting one sandbox"),
     Metric("model_s", "s", "environment", "duration", "an attempt's model calls together, as the harness sees them"),
+    Metric("queue_s", "s", "environment", "duration", "part of model_s that calls waited at the proxy"),
+    Metric("generate_s", "s", "environment", "duration", "part of model_s that the engine took"),
     Metric("attempt_s", "s", "environment", "duration", "one attempt, from lease to artifact"),
     Metric("turns", "1", "environment", "gauge", "model calls of one attempt"),
     Metric("scoring_s", "s", "environment", "duration", "scoring one attempt"),

@@ -27,10 +27,10 @@ from hpcrl.protocol.version import PolicyVersion
 __all__ = ["Point", "RunData", "Stage", "collect", "percentile", "read_status", "save_summary", "stages", "summarize"]
 
 _STAGES = (
-    ("model call: queue", "queue_s"),
-    ("model call: generation", "generate_s"),
     ("sandbox start", "sandbox_start_s"),
     ("attempt: model calls", "model_s"),
+    ("attempt: of these, queued", "queue_s"),
+    ("attempt: of these, generating", "generate_s"),
     ("attempt: commands", "commands_s"),
     ("attempt: artifact", "artifact_s"),
     ("attempt: record", "record_s"),

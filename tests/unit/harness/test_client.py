@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from hpcrl.errors import InfraError
-from hpcrl.harness.client import ChatClient, ContextExceeded, Reply, Usage
+from hpcrl.harness.client import ChatClient, ContextExceeded, Reply
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -44,7 +44,7 @@ def answer(status: int, body: object) -> Handler:
 
 def chat(content: str | None, finish_reason: str) -> dict[str, object]:
     choice = {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": finish_reason}
-    return {"id": "req-1", "choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}
+    return {"id": "req-1", "choices": [choice]}
 
 
 def test_a_good_reply_and_what_was_sent() -> None:
@@ -55,7 +55,7 @@ def test_a_good_reply_and_what_was_sent() -> None:
         seen["key"] = request.headers["Authorization"]
         return web.json_response(chat("hé", "stop"))
 
-    assert complete(handler) == Reply("hé", "stop", "req-1", Usage(3, 4))
+    assert complete(handler) == Reply("hé", "stop", "req-1")
     assert seen["key"] == "Bearer sk-key" and seen["max_tokens"] == 56
     assert seen["messages"] == [{"role": "user", "content": "é"}]
 
