@@ -156,6 +156,29 @@ def test_a_power_cut_ends_detached_processes_and_up_boots_again(cluster: Cluster
     assert run(cluster, "srun", "-w", "cpu1", "hostname") == "cpu1\n"
 
 
+def test_two_clusters_stand_side_by_side_and_the_machines_own_slurm_is_untouched(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    monkeypatch.setenv("HPCRL_DEVCLUSTER_DIR", f"{cluster.directory.parent}-second")
+    system = Path("/etc/slurm"), Path("/etc/munge"), Path("/var/lib/slurm"), Path("/run/munge")
+    before = [_listing(folder) for folder in system]
+    # The same name and the same host names, elsewhere: nothing of it may be shared.
+    second = Cluster(LAYOUT.name)
+    assert second.directory != cluster.directory
+    try:
+        second.up(LAYOUT)
+        job = run(second, "sbatch", "--parsable", "-p", "cpu", "-o", "/dev/null", "--wrap", "sleep 4324").strip()
+        assert run(second, "squeue", "-h", "-o", "%i") == f"{job}\n"
+        assert run(cluster, "squeue", "-h", "-o", "%i") == ""
+        assert run(cluster, "srun", "-p", "cpu", "hostname") == "cpu1\n"
+    finally:
+        second.down()
+        second.directory.parent.rmdir()
+    assert cluster.status().healthy
+    assert [_listing(folder) for folder in system] == before
+
+
 def test_down_leaves_nothing_even_under_load(cluster: Cluster) -> None:
     run(cluster, "sbatch", "-N2", "-p", "cpu", "-o", "/dev/null", "--wrap", "srun setsid sleep 4322")
     assert wait_for(lambda: _sleepers("4322") == 2, timeout_s=20)
@@ -192,6 +215,11 @@ def _conf(pid: int) -> dict[str, str]:
         return {}
     values = [entry[11:].decode() for entry in entries if entry.startswith(b"SLURM_CONF=")]
     return {"SLURM_CONF": values[0]} if values else {}
+
+
+def _listing(folder: Path) -> list[tuple[str, float]]:
+    """Names and times of change of everything in a folder."""
+    return sorted((str(path), path.lstat().st_mtime) for path in folder.rglob("*"))
 
 
 def _sleepers(seconds: str) -> int:
