@@ -70,5 +70,7 @@ def _mean_curve(runs: Sequence[RunData], name: str) -> list[tuple[float, float]]
 
 def _cell(value: Any) -> str:
     if isinstance(value, float):
+        if abs(value) >= 100:
+            return f"{value:.0f}"
         return f"{value:.1e}" if value and abs(value) < 1e-3 else f"{value:.3g}"
     return "–" if value is None else str(value)

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from hpcrl.errors import UserError
-from hpcrl.report.compare import compare_svg, compare_table
+from hpcrl.report.compare import _cell, compare_svg, compare_table
 
 
 def _run(root: Path, rewards: list[float]) -> Path:
@@ -36,3 +36,10 @@ def test_nothing_to_draw_is_said(tmp_path: Path) -> None:
 def test_the_table_has_a_row_per_run(tmp_path: Path) -> None:
     table = compare_table({"real": [_run(tmp_path / "a", [0.5])], "control": [_run(tmp_path / "b", [0.5])]})
     assert [row.split(" | ")[0] for row in table.splitlines()[2:]] == ["| real", "| control"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1103.4, "1103"), (0.9479, "0.948"), (4.05e-6, "4.1e-06"), (None, "–"), (2, "2")]
+)
+def test_table_cells_are_short(value: float | None, text: str) -> None:
+    assert _cell(value) == text
