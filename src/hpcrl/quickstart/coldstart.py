@@ -138,7 +138,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--out", type=Path, default=Path(".cache/models/smollm2-135m-repair"), help="directory to write"
     )
-    parser.add_argument("--steps", type=int, default=30, help=f"optimizer steps of {BATCH_SIZE} demonstrations")
+    parser.add_argument("--steps", type=int, default=24, help=f"optimizer steps of {BATCH_SIZE} demonstrations")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--force", action="store_true", help="replace --out if it exists")
     options = parser.parse_args(arguments)
