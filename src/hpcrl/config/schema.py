@@ -198,7 +198,11 @@ class CoordinatorSection(Section):
     """An attempt whose worker has not been heard of for so long is given up and tried again."""
     heartbeat_s: Seconds = 5.0
     infra_retries: Count = 3
-    """New attempts per rollout after infrastructure or data failures."""
+    """New attempts per rollout after infrastructure failures."""
+    data_retries: Count = 3
+    """New attempts per rollout after data failures (a record incomplete or corrupt, a damaged shard)."""
+    redraws: Count = 3
+    """How often samples of a group that became too old are drawn again; past that the group is closed and another takes its place."""
 
 
 class SlurmSection(Section):

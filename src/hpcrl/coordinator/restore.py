@@ -95,7 +95,8 @@ def _groups(connection: sqlite3.Connection, condition: str, args: tuple[Any, ...
             group=group,
             index=row["idx"],
             tries=row["tries"],
-            failures=row["failures"],
+            infra_failures=row["infra_failures"],
+            data_failures=row["data_failures"],
             state=State(row["state"]),
         )
         group.rollouts.append(rollout)
@@ -117,8 +118,6 @@ def _enter(ledger: Ledger, group: Group, now: float) -> None:
     if group.state == "complete":
         ledger.complete[group.seq] = group
     for rollout in group.rollouts:
-        if not rollout.ended:
-            ledger.tally.rollouts[rollout.state] += 1
         attempt = rollout.attempt
         if rollout.state is State.PENDING:
             ledger.enqueue(rollout)
@@ -145,19 +144,8 @@ def _enter_attempt(ledger: Ledger, attempt: Attempt, now: float) -> None:
 
 def _restore_counters(ledger: Ledger, connection: sqlite3.Connection) -> None:
     tally = ledger.tally
-    for state, cause, count in connection.execute("SELECT state, cause, count(*) FROM attempts GROUP BY state, cause"):
-        tally.attempts[State(state)] += count
-        if state == State.INFRA_FAILED:
-            tally.failures[cause] += count
-        elif state == State.CANCELLED:
-            tally.cancelled[cause] += count
-    ended = "SELECT state, count(*) FROM rollouts WHERE state != 'pending' GROUP BY state"
-    for state, count in connection.execute(ended):
-        tally.rollouts[State(state)] += count
-    tally.rejected.update(dict(connection.execute("SELECT reason, count(*) FROM rejections GROUP BY reason")))
-    for lag, count in connection.execute("SELECT lag, count(*) FROM consumptions GROUP BY lag"):
-        tally.lag[lag] += count
-        tally.consumed += count
+    for name, item, value in connection.execute("SELECT name, item, value FROM counters"):
+        tally.restore(name, item, value)
     recent = "SELECT a.reward FROM attempts a JOIN groups g ON g.group_id = a.group_id WHERE g.split = 'train' AND "
     recent += "a.state IN ('accepted', 'consumed') ORDER BY a.rowid DESC LIMIT ?"
     tally.recent.extend(reversed([reward for (reward,) in connection.execute(recent, (tally.recent.maxlen,))]))
@@ -186,6 +174,7 @@ def _group(row: dict[str, Any]) -> Group:
         eval_version=_parse(row["eval_version"]),
         state=row["state"],
         consumed_step=row["consumed_step"],
+        redraws=row["redraws"],
     )
 
 

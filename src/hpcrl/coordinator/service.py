@@ -15,17 +15,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 from hpcrl.clock import Clock
+from hpcrl.coordinator.history import rollout_history
 from hpcrl.coordinator.queue import Queue
 from hpcrl.coordinator.restore import count_duplicates, groups_consumed_after
 from hpcrl.coordinator.store import Answer, Store
-from hpcrl.errors import EnvironmentFault
+from hpcrl.errors import EnvironmentFault, UserError
 from hpcrl.protocol import client as c
 from hpcrl.protocol import messages as m
+from hpcrl.protocol.version import PolicyVersion
 
 __all__ = ["Closing", "Service"]
 
@@ -34,9 +36,9 @@ log = logging.getLogger(__name__)
 TICK_S = 0.25
 LONGEST_WAIT_S = 30.0
 """Long polls end here at the latest: well below the clients' HTTP timeout."""
-KEYS_KEPT_S = 300.0
-"""A repeated call finds its first answer for so long; clients give up much earlier."""
-_PRUNE_EVERY_S = 60.0
+KEYS_KEPT_S = 150.0
+"""A repeated call finds its first answer for so long; clients give up earlier (60 s of patience and one HTTP timeout)."""
+_PRUNE_EVERY_S = 15.0
 
 
 class Closing(Exception):
@@ -102,16 +104,24 @@ class Service:
         self._store = store
         self._clock = clock
         self._topics = Topics()
-        self._answers: OrderedDict[str, tuple[float, asyncio.Future[bytes]]] = OrderedDict()
+        self._answers: OrderedDict[str, tuple[float, bytes]] = OrderedDict()
+        self._under_way: dict[str, asyncio.Future[bytes]] = {}
         self._ticker: asyncio.Task[None] | None = None
         self._closing = False
+        # Calls that need the database besides the live state.
+        self._special: dict[str, Callable[[Any, str | None], Awaitable[bytes]]] = {
+            c.START.path: self._start,
+            c.BAD_SHARD.path: self._bad_shard,
+            c.STATUS.path: self._status,
+            c.HISTORY.path: self._history,
+        }
         self.failed = asyncio.Event()
         """Set when the database can no longer be written or time no longer passes: the process must end."""
 
     async def start(self) -> None:
         self._store.start()
         for key, at, reply in await self._store.call(_load_answers):
-            self._remember(key, at, _done(reply))
+            self._answers[key] = (at, reply)
         self._ticker = asyncio.create_task(self._tick(), name="coordinator-ticker")
         self._ticker.add_done_callback(self._ticker_ended)
 
@@ -126,34 +136,44 @@ class Service:
     # ------------------------------------------------------------ calls
 
     async def handle(self, endpoint: c.Endpoint, request: m.Message, key: str | None) -> bytes:
-        """The reply's JSON. Raises Refused, UserError (bad version text), Closing."""
+        """The reply's JSON. Raises Refused, UserError (bad version text, no key for a call that changes something), Closing."""
         if self._closing:
             raise Closing
-        if not endpoint.mutates or key is None:
+        if not endpoint.mutates:
             return await self._answer(endpoint, request, None)
+        if not key:
+            raise UserError(
+                f"{endpoint.path} changes something: send an Idempotency-Key header, the same for each repetition"
+            )
+        key = f"{endpoint.path} {key}"
         known = self._answers.get(key)
         if known is not None:
-            return await asyncio.shield(known[1])
+            return known[1]
+        first = self._under_way.get(key)
+        if first is not None:
+            return await asyncio.shield(first)
+        return await self._first(endpoint, request, key)
+
+    async def _first(self, endpoint: c.Endpoint, request: m.Message, key: str) -> bytes:
+        """Answer a call under a new key; repetitions that come meanwhile wait for the same answer."""
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._remember(key, self._clock.now(), future)
+        self._under_way[key] = future
         try:
             reply = await self._answer(endpoint, request, key)
         except BaseException as error:
-            self._answers.pop(key, None)
-            if not future.done():
-                future.set_exception(error if isinstance(error, Exception) else Closing())
-                future.exception()
+            future.set_exception(error if isinstance(error, Exception) else Closing())
+            future.exception()
             raise
+        finally:
+            del self._under_way[key]
+        self._answers[key] = (self._clock.now(), reply)
         future.set_result(reply)
         return reply
 
     async def _answer(self, endpoint: c.Endpoint, request: m.Message, key: str | None) -> bytes:
         try:
-            if endpoint is c.START:
-                return await self._start(request, key)
-            if endpoint is c.STATUS:
-                return await self._status(request)
-            return await self._poll(endpoint, request, key)
+            special = self._special.get(endpoint.path)
+            return await (special(request, key) if special is not None else self._poll(endpoint, request, key))
         except EnvironmentFault as error:
             self._fail(error)
             raise Closing from error
@@ -177,7 +197,20 @@ class Service:
         groups = await self._store.call(lambda connection: groups_consumed_after(connection, after))
         return await self._finish(self._queue.start(request, groups, self._clock.now()), key)
 
-    async def _status(self, request: Any) -> bytes:
+    async def _bad_shard(self, request: Any, key: str | None) -> bytes:
+        after = PolicyVersion.parse(request.version).step
+        groups = await self._store.call(lambda connection: groups_consumed_after(connection, after))
+        return await self._finish(self._queue.bad_shard(request, groups, self._clock.now()), key)
+
+    async def _history(self, request: Any, key: str | None) -> bytes:
+        history = await self._store.call(lambda connection: rollout_history(connection, request.rollout_id))
+        if history is None:
+            raise UserError(
+                f"no rollout {request.rollout_id}: ids look like g000012-r3 (training) or e0.5-2-r0 (evaluation)"
+            )
+        return await self._finish(history, None)
+
+    async def _status(self, request: Any, key: str | None) -> bytes:
         duplicates = await self._store.call(count_duplicates)
         status = self._queue.status(request, self._clock.now())
         return await self._finish(status.model_copy(update={"duplicates": duplicates}), None)
@@ -197,9 +230,6 @@ class Service:
         wakes = self._queue.take_wakes()
         if wakes:
             self._topics.wake(wakes)
-
-    def _remember(self, key: str, at: float, future: asyncio.Future[bytes]) -> None:
-        self._answers[key] = (at, future)
 
     def _fail(self, error: BaseException) -> None:
         if not self.failed.is_set():
@@ -232,17 +262,11 @@ class Service:
 
     async def _prune(self, before: float) -> None:
         while self._answers:
-            key, (at, future) = next(iter(self._answers.items()))
-            if at >= before or not future.done():
+            key, (at, _) = next(iter(self._answers.items()))
+            if at >= before:
                 break
             del self._answers[key]
         await self._store.call(lambda connection: connection.execute("DELETE FROM idempotency WHERE at < ?", (before,)))
-
-
-def _done(reply: bytes) -> asyncio.Future[bytes]:
-    future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-    future.set_result(reply)
-    return future
 
 
 def _load_answers(connection: Any) -> list[tuple[str, float, bytes]]:

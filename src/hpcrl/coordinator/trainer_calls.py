@@ -1,4 +1,4 @@
-"""The trainer's calls: start, published, batch, checkpointed, eval, eval_status.
+"""The trainer's calls: start, published, batch, bad_shard, checkpointed, eval, eval_status.
 
 A batch is given out once per version: the same version asked again gets the same batch, also after a restart of either side.
 Consumption is provisional; ``start`` from checkpoint step c takes back every consumption at a later step.
@@ -19,6 +19,8 @@ from hpcrl.protocol.version import PolicyVersion
 
 __all__ = ["TrainerCalls"]
 
+_AGE_EVERY_S = 1.0
+
 
 class TrainerCalls:
     def __init__(self, ledger: Ledger, replicas: ReplicaCalls, binder: Binder) -> None:
@@ -26,6 +28,7 @@ class TrainerCalls:
         self._replicas = replicas
         self._binder = binder
         self.last_batch: m.Batch | None = None
+        self._aged_at = 0.0
 
     # ------------------------------------------------------------ start
 
@@ -43,7 +46,7 @@ class TrainerCalls:
         ledger.changes.unconsume(step)
         ledger.set_position(Position(ledger.position.lineage + 1, step))
         self.last_batch = None
-        self._close_stale(now)
+        self.give_up_spoiled(now)
         ledger.wake_all()
         return m.TrainerStarted(lineage=ledger.position.lineage, step=step)
 
@@ -90,6 +93,7 @@ class TrainerCalls:
         if version.step >= ledger.staleness.steps:
             raise Refused(f"no batch for {version}: the run has {ledger.staleness.steps} steps (trainer.steps)")
         chosen = self._choose(now)
+        ledger.asking.note("trainer", f"batch {version}", now, satisfied=chosen is not None)
         if chosen is None:
             why = self._binder.given_up(version)
             if why is not None and not self._binder.can_go_on():
@@ -104,22 +108,22 @@ class TrainerCalls:
         for group in chosen:
             ledger.consume(group, now)
         ledger.set_position(Position(version.lineage, version.step + 1))
-        self._close_stale(now)
+        self.give_up_spoiled(now)
         ledger.wakes |= {"lease", "flip"}
         self.last_batch = m.Batch(version=request.version, groups=refs)
         return self.last_batch
 
     def _choose(self, now: float) -> list[Group] | None:
-        """The oldest complete groups that make a batch; those too stale or too old are closed and counted on the way."""
+        """The oldest complete groups that make a batch; what is too stale or too old is drawn again and counted on the way."""
         ledger = self._l
         wanted, step = ledger.staleness.groups_per_step, ledger.position.step
         if len(ledger.complete) < wanted:
             return None
         chosen = []
         for _, group in sorted(ledger.complete.items()):
-            reason = ledger.staleness.refusal(group.accepted, step, now)
-            if reason is not None:
-                ledger.close_group(group, reason, now)
+            spoiled = ledger.staleness.spoiled(group, step, now)
+            if spoiled is not None:
+                ledger.redraw(group, spoiled[1], spoiled[0], now)
                 continue
             chosen.append(group)
             if len(chosen) == wanted:
@@ -133,12 +137,38 @@ class TrainerCalls:
             refs = [_batch_group(group) for group in sorted(groups, key=lambda group: group.seq)]
             self.last_batch = m.Batch(version=str(version), groups=refs)
 
-    def _close_stale(self, now: float) -> None:
-        """Close early what can no longer be consumed in time; new groups take its place."""
-        step = self._l.position.step
-        stale = [g for g in self._l.groups.values() if g.split == "train" and self._l.staleness.out_of_lag(g, step)]
-        for group in stale:
-            self._l.close_group(group, "stale", now)
+    def give_up_spoiled(self, now: float) -> None:
+        """Give up early what can no longer be consumed in time; it is drawn again with newer weights."""
+        ledger, step = self._l, self._l.position.step
+        for group in [group for group in ledger.groups.values() if group.split == "train"]:
+            spoiled = ledger.staleness.spoiled(group, step, now)
+            if spoiled is not None:
+                ledger.redraw(group, spoiled[1], spoiled[0], now)
+
+    def expire(self, now: float) -> None:
+        """What grew too old by the clock is given up when it happens, not when the batch is taken: its place is wanted."""
+        if self._l.config.staleness.max_age_s is not None and now - self._aged_at >= _AGE_EVERY_S:
+            self._aged_at = now
+            self.give_up_spoiled(now)
+
+    def bad_shard(self, request: m.BadShard, consumed: Iterable[Group], now: float) -> m.Empty:
+        """A shard cannot be read: the batch for ``version`` is taken back if it was given, and the shard's samples are drawn again.
+
+        ``consumed``: the groups of that batch, from the store. Groups of it that the shard has no part in are in the next answer.
+        """
+        ledger, version = self._l, self._own(request.version)
+        if version.step not in (ledger.position.step, ledger.position.step - 1):
+            raise Refused(f"no batch for {version} is being trained: training stands at {ledger.position.version}")
+        if version.step < ledger.position.step:
+            for group in consumed:
+                ledger.take_back(group, now)
+            ledger.changes.unconsume(version.step)
+            ledger.set_position(Position(*version))
+            self.last_batch = None
+        for attempt in [a for a in ledger.attempts.values() if a.shard == request.shard]:
+            ledger.fail(attempt, "data", "bad_shard", now)
+        ledger.wakes |= {"batch", "lease", "flip"}
+        return m.Empty()
 
     # ------------------------------------------------------------ evaluation
 
@@ -173,6 +203,7 @@ class TrainerCalls:
         why = self._binder.given_up(run.version) if run.active else None
         if why is not None:
             raise Refused(f"no evaluation: {why}")
+        self._l.asking.note("trainer", f"evaluation {run.version}", now, satisfied=not run.active)
         return eval_result(run)
 
 

@@ -16,6 +16,8 @@ __all__ = [
     "Ack",
     "ArtifactItem",
     "ArtifactReport",
+    "AttemptHistory",
+    "BadShard",
     "Batch",
     "BatchGroup",
     "BatchRequest",
@@ -31,13 +33,17 @@ __all__ = [
     "FlipRequest",
     "Heartbeat",
     "HeartbeatReply",
+    "HistoryEvent",
+    "HistoryRequest",
     "Lease",
     "LeaseReply",
     "LeaseRequest",
     "Message",
+    "Phase",
     "ReplicaReady",
     "ReplicaRefused",
     "ReplicaRegister",
+    "RolloutHistory",
     "Sampling",
     "ScoreItem",
     "ScoreReport",
@@ -55,6 +61,7 @@ __all__ = [
     "TrainerStarted",
     "TrajectoryRef",
     "VersionPublished",
+    "Wait",
 ]
 
 FailureKind = Literal["infra", "policy", "data"]
@@ -119,12 +126,23 @@ class LeaseReply(Message):
     stop: bool = Field(False, description="the run has ended: finish and exit")
 
 
+class Phase(Message):
+    """What an attempt is doing and since when."""
+
+    name: str = Field(examples=["tool call"])
+    since: float
+
+
 class Heartbeat(Message):
-    """One call per worker for all its attempts. ``running`` moves LEASED attempts to RUNNING; a beat extends every lease."""
+    """One call per worker for all its attempts. ``running`` moves LEASED attempts to RUNNING; a beat extends every lease.
+
+    ``phases`` is for people who ask what everybody waits for; it is not stored.
+    """
 
     worker_id: str
     attempt_ids: list[str]
     running: list[str] = []
+    phases: dict[str, Phase] = {}
 
 
 class HeartbeatReply(Message):
@@ -332,6 +350,14 @@ class Batch(Message):
     waiting_groups: int = 0
 
 
+class BadShard(Message):
+    """A shard of the batch for ``version`` cannot be read: its samples are drawn again, and the batch is taken back if it was given."""
+
+    version: str
+    shard: str
+    reason: str
+
+
 class CheckpointDone(Message):
     version: str
 
@@ -369,6 +395,56 @@ class StatusRequest(Message):
     pass
 
 
+class Wait(Message):
+    """One thing that waits. Example: trainer waits for batch 0.7 because "2 of 4 groups complete; g000012 7/8: …"."""
+
+    who: str = Field(examples=["trainer", "replica r0", "worker cpu1-0"])
+    what: str = Field(examples=["batch 0.7"])
+    since: float = Field(description="seconds since the epoch")
+    why: str
+
+
+class HistoryRequest(Message):
+    rollout_id: str = Field(description="a rollout's id, or that of one of its attempts")
+
+
+class HistoryEvent(Message):
+    """A transition of an attempt, or a report that came too late and was rejected."""
+
+    at: float
+    attempt_id: str
+    what: str = Field(examples=["leased → running", "sealed report rejected"])
+    cause: str
+    by: str = ""
+
+
+class AttemptHistory(Message):
+    attempt_id: str
+    state: State
+    worker_id: str
+    scorer_id: str | None
+    replica_id: str
+    policy_version: str
+    reward: float | None
+    shard: str
+    row: int
+    consumed_step: int | None
+
+
+class RolloutHistory(Message):
+    """Everything that ever happened to one rollout, in order of time."""
+
+    rollout_id: str
+    group_id: str
+    task_id: str
+    split: Split
+    state: State = Field(description="pending stands for whatever its live attempt is in")
+    infra_failures: int
+    data_failures: int
+    attempts: list[AttemptHistory]
+    events: list[HistoryEvent]
+
+
 class Status(Message):
     """A snapshot for people and for the end-of-run checks."""
 
@@ -390,4 +466,8 @@ class Status(Message):
     duplicates: int
     eval: list[EvalResult]
     recent_reward: float | None
+    groups: dict[str, int] = Field(
+        {}, description="how training groups fared: consumed, zero_variance, closed:REASON, …"
+    )
+    waits: list[Wait] = Field([], description="who waits for what, longest first")
     versions: list[dict[str, float | str | dict[str, str]]]

@@ -23,10 +23,11 @@ import uvicorn
 from hpcrl.clock import SystemClock
 from hpcrl.config import load_config
 from hpcrl.coordinator.api import create_app
+from hpcrl.coordinator.database import open_database, require_locks
 from hpcrl.coordinator.queue import Queue
 from hpcrl.coordinator.restore import restore
 from hpcrl.coordinator.service import Service
-from hpcrl.coordinator.store import Store, open_database
+from hpcrl.coordinator.store import Store
 from hpcrl.coordinator.tasks import find_tasks
 from hpcrl.errors import EnvironmentFault, HpcrlError
 from hpcrl.protocol.rundir import RunDir
@@ -68,6 +69,7 @@ async def serve(run: RunDir, host: str, port: int, resume: bool) -> int:
     config, secret, clock = load_config(run.config), run.secret(), SystemClock()
     train = find_tasks(config.tasks.train, "tasks.train")
     evaluation = find_tasks(config.tasks.eval, "tasks.eval") if config.tasks.eval is not None else []
+    require_locks(run.root)
     connection = open_database(run.database)
     queue = Queue(config, train, evaluation, secret, run.run_id)
     restore(queue, connection, clock.now())

@@ -1,7 +1,8 @@
-"""One writer per shard: append to ``NAME.h5.partial``, then close, fsync and rename to ``NAME.h5`` (sealed, immutable).
+"""One writer per shard: claim ``WRITER-N.h5.partial``, append, then write, fsync, rename to ``WRITER-N.DIGEST.h5`` (sealed, immutable).
 
-A writer killed at any time leaves at most one ``.partial`` file, which nobody reads. Names are claimed by exclusive creation:
-opening an HDF5 file for writing twice corrupts it even though the second open raises.
+The shard grows in memory (HDF5's core driver) and reaches the disk in one piece when it is sealed, so that its digest is that of the
+bytes written, and the many small writes of HDF5 never meet a shared file system. A writer killed at any time leaves at most one
+``.partial`` file, which nobody reads. Names are claimed by exclusive creation and never used twice.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcrl.errors import UserError
+from hpcrl.trajectory.names import sealed_name, shard_number
 from hpcrl.trajectory.schema import META_FIELDS, SCHEMA_NAME, SCHEMA_VERSION, SPAN_COLUMNS, Trajectory
 
 __all__ = ["ShardWriter"]
@@ -26,12 +28,16 @@ __all__ = ["ShardWriter"]
 _CHUNK = 16384
 """Elements per HDF5 chunk of a flat array."""
 _OFFSET_CHUNK = 1024
+_GROWTH = 1 << 20
+"""Bytes by which a shard grows in memory."""
+
+
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 def _as_bytes(value: Any) -> NDArray[np.uint8]:
     # surrogatepass: a transcript may hold half a surrogate pair, and json.loads reads it back the same way.
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    return np.frombuffer(text.encode("utf-8", "surrogatepass"), dtype=np.uint8)
+    return np.frombuffer(_encode(value).encode("utf-8", "surrogatepass"), dtype=np.uint8)
 
 
 def _meta(trajectory: Trajectory) -> NDArray[np.uint8]:
@@ -65,11 +71,11 @@ class ShardWriter:
         self._directory = Path(directory)
         self._writer_id = writer_id
         self._batch = batch
-        self._number = 0
+        self._number: int | None = None
         self._pending: list[Trajectory] = []
         self._rows = 0
         self._file: h5py.File | None = None
-        self._path: Path | None = None
+        self._partial: Path | None = None
 
     def __enter__(self) -> ShardWriter:
         return self
@@ -100,44 +106,51 @@ class ShardWriter:
         if not self._rows:
             raise UserError("a shard without rows cannot be sealed: append a trajectory first")
         self._flush()
-        partial, rows = self._close()
-        with open(partial, "rb") as file:
+        if self._file is None or self._partial is None:
+            raise RuntimeError("rows were appended, but no shard is open")
+        self._file.flush()
+        content = self._file.id.get_file_image()
+        partial, rows = self._partial, self._rows
+        with open(partial, "r+b") as file:
+            file.write(content)
+            file.flush()
             os.fsync(file.fileno())
-        sealed = partial.with_suffix("")
+        sealed = sealed_name(partial, content)
         os.rename(partial, sealed)
         _fsync_directory(self._directory)
+        self._forget()
         return sealed, rows
 
     def abandon(self) -> None:
         """Drop the shard being written, rows and all."""
+        if self._partial is not None:
+            self._partial.unlink(missing_ok=True)
+        self._forget()
+
+    def _forget(self) -> None:
         if self._file is not None:
-            self._close()[0].unlink(missing_ok=True)
-        self._pending, self._rows = [], 0
+            self._file.close()
+        self._file, self._partial, self._rows, self._pending = None, None, 0, []
 
-    def _close(self) -> tuple[Path, int]:
-        if self._file is None or self._path is None:
-            raise RuntimeError("no shard is open")
-        self._file.close()
-        path, rows = self._path, self._rows
-        self._file, self._path, self._rows = None, None, 0
-        return path, rows
-
-    def _open(self) -> h5py.File:
-        """Claim the next free name and lay out the empty shard."""
+    def _claim(self) -> Path:
+        """Create the next free ``.partial`` name exclusively: neither a live writer nor an earlier one has used its number."""
         self._directory.mkdir(parents=True, exist_ok=True)
+        if self._number is None:
+            used = (shard_number(path.name, self._writer_id) for path in self._directory.iterdir())
+            self._number = max((number for number in used if number is not None), default=-1) + 1
         while True:
-            sealed = self._directory / f"{self._writer_id}-{self._number:05d}.h5"
+            path = self._directory / f"{self._writer_id}-{self._number:05d}.h5.partial"
             self._number += 1
-            if sealed.exists():
-                continue
-            path = sealed.with_suffix(".h5.partial")
             try:
-                # The default file format, not libver="latest": that one cannot be opened for repair after a kill.
-                file = h5py.File(path, "x", locking=False)
+                open(path, "xb").close()
             except FileExistsError:
                 continue
-            self._path = path
-            break
+            return path
+
+    def _open(self) -> h5py.File:
+        """Claim a name and lay out the empty shard in memory."""
+        self._partial = self._claim()
+        file = h5py.File(self._partial, "w", driver="core", backing_store=False, block_size=_GROWTH)
         file.attrs.update(schema=SCHEMA_NAME, version=SCHEMA_VERSION, writer=self._writer_id)
         for name, offsets, dtype, _ in _COLUMNS:
             width = (len(SPAN_COLUMNS),) if name == "spans" else ()
