@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hpcrl.cli import database, devcluster, shards, tasks
+from hpcrl.cli import bench, database, devcluster, shards, tasks
 from hpcrl.cli.errors import report_errors
 from hpcrl.errors import EnvironmentFault, UserError
 
@@ -21,6 +21,7 @@ app = typer.Typer(
 )
 app.add_typer(devcluster.app, name="devcluster", help="A real multi-node Slurm on this one machine.")
 app.add_typer(shards.app, name="shards", help="Look into trajectory shards.")
+app.add_typer(bench.app, name="bench", help="Measure hpcrl's own parts.")
 app.add_typer(database.app, name="db", help="Check a run's database.")
 app.add_typer(tasks.app, name="tasks", help="Check task directories.")
 

@@ -29,7 +29,7 @@ from hpcrl.protocol import client as c
 from hpcrl.protocol import messages as m
 from hpcrl.protocol.states import State
 
-__all__ = ["Queue"]
+__all__ = ["Call", "Queue"]
 
 K = TypeVar("K")
 Call = Callable[[Any, float], m.Message]

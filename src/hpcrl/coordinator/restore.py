@@ -131,7 +131,9 @@ def _enter_attempt(ledger: Ledger, attempt: Attempt, now: float) -> None:
         ledger.tally.accepted_unused += attempt.rollout.group.split == "train"
         return
     attempt.lease_until = now + ledger.config.coordinator.lease_s
-    heapq.heappush(ledger.leases, (attempt.lease_until, attempt.attempt_id))
+    heapq.heappush(
+        ledger.leases, (now, attempt.attempt_id)
+    )  # looked at by the next tick: its wall-clock limit may be over
     if attempt.state in BOUND:
         ledger.replicas[attempt.replica_id].live[attempt.attempt_id] = attempt
     elif attempt.state is State.ARTIFACT_READY:

@@ -19,10 +19,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import uvicorn
+import uvloop
 
 from hpcrl.clock import SystemClock
 from hpcrl.config import load_config
-from hpcrl.coordinator.api import create_app
+from hpcrl.coordinator.api import Api
 from hpcrl.coordinator.database import open_database, require_locks
 from hpcrl.coordinator.queue import Queue
 from hpcrl.coordinator.restore import restore
@@ -80,7 +81,8 @@ async def serve(run: RunDir, host: str, port: int, resume: bool) -> int:
     listener = _listen(host, port)
     server = _Server(
         uvicorn.Config(
-            create_app(service, secret),
+            Api(service, secret),
+            http="httptools",
             log_level="warning",
             access_log=False,
             lifespan="off",
@@ -116,7 +118,8 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     run = RunDir(given.run_dir)
     try:
-        return asyncio.run(serve(run, given.host, given.port, given.resume))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(serve(run, given.host, given.port, given.resume))
     except HpcrlError as error:
         log.error("%s", error)
         record_failure(run, "coordinator", str(error))
