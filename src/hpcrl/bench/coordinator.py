@@ -133,8 +133,9 @@ def _loaded(
     rate: float | None = None,
 ) -> Measured:
     measured = asyncio.run(load.drive(seconds, size, lambda: _cpu_s(process.pid), rate))
+    limit = "" if rate is None else f", at most {rate:.0f}/s"
     say(
-        f"calls of {size}{'' if rate is None else f', at most {rate:.0f}/s'}: {measured.rollouts_per_s:.0f} rollouts/s, lease p99 {measured.lease_p99_ms:.1f} ms, "
+        f"calls of {size}{limit}: {measured.rollouts_per_s:.0f} rollouts/s, lease p99 {measured.lease_p99_ms:.1f} ms, "
         f"{measured.cpu_ms_per_rollout:.2f} ms of CPU per rollout"
     )
     return measured

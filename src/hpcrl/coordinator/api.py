@@ -2,7 +2,8 @@
 
 A bare ASGI application: bodies are validated once, with the endpoint's request type, and replies arrive as JSON bytes, so that a
 framework would only add its share to every call. Errors are ``{"error": "one line"}``: 401 no or unknown key, 403 another role's
-key, 404 and 405 no such call, 409 does not fit the present state, 413 too large, 422 not a valid request, 503 going down (clients ask again).
+key, 404 and 405 no such call, 409 does not fit the present state, 413 too large, 422 not a valid request, 503 going down (clients
+ask again).
 """
 
 from __future__ import annotations

@@ -62,11 +62,11 @@ def same(left: Trajectory, right: Trajectory) -> None:
             assert a == b, field.name
 
 
-@given(sizes=st.lists(st.integers(4, 40), min_size=1, max_size=12), batch=st.integers(1, 5))
+@given(sizes=st.lists(st.integers(4, 40), min_size=1, max_size=12))
 @settings(max_examples=20, deadline=None)
-def test_sealed_rows_read_back_exactly(tmp_path_factory: pytest.TempPathFactory, sizes: list[int], batch: int) -> None:
+def test_sealed_rows_read_back_exactly(tmp_path_factory: pytest.TempPathFactory, sizes: list[int]) -> None:
     folder = tmp_path_factory.mktemp("shards")
-    writer = ShardWriter(folder, "cpu1-0", batch=batch)
+    writer = ShardWriter(folder, "cpu1-0")
     written = [make(index, tokens) for index, tokens in enumerate(sizes)]
     assert [writer.append(trajectory) for trajectory in written] == list(range(len(sizes)))
     path, rows = writer.seal()
@@ -105,7 +105,7 @@ def test_killed_writer_leaves_nothing_readable(tmp_path: Path) -> None:
     code = (
         "import sys, time; sys.path.insert(0, sys.argv[2])\n"
         "from pathlib import Path; from test_shards import make; from hpcrl.trajectory import ShardWriter\n"
-        "w = ShardWriter(Path(sys.argv[1]), 'w', batch=1)\n"
+        "w = ShardWriter(Path(sys.argv[1]), 'w')\n"
         "w.append(make(0)); w.seal(); w.append(make(1)); print('open', flush=True); time.sleep(60)\n"
     )
     command = [sys.executable, "-c", code, str(tmp_path), str(Path(__file__).parent)]
