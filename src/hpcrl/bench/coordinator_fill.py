@@ -46,7 +46,7 @@ def fill(connection: Connection, rollouts: int, group_size: int, groups_per_step
 def _group(seq: int, size: int, step: int) -> Iterator[tuple[str, Row]]:
     group_id, at, version = f"g{seq:06d}", 1.7e9 + seq, f"0.{step - 1}"
     task = ("task-000", "/shared/tasks/task-000")
-    yield "groups", (group_id, seq, "train", *task, at, 0, None, "consumed", step, 0)
+    yield "groups", (group_id, seq, "train", *task, at, 0, None, "consumed", step, 0, None, "[]")
     for index in range(size):
         rollout_id = f"{group_id}-r{index}"
         attempt_id = f"{rollout_id}-a0"

@@ -10,8 +10,8 @@ from rich.table import Table
 
 from hpcrl.errors import UserError
 from hpcrl.protocol import client as api
-from hpcrl.protocol import messages as m
 from hpcrl.protocol.client import CoordinatorGone
+from hpcrl.protocol.history import HistoryRequest, RolloutHistory
 from hpcrl.protocol.rundir import RunDir
 
 __all__ = ["newest_run", "show_history"]
@@ -56,20 +56,20 @@ def show_history(run: RunDir, rollout: str, as_json: bool) -> None:
     console.print(events)
 
 
-def _asked(run: RunDir, rollout: str) -> m.RolloutHistory | None:
+def _asked(run: RunDir, rollout: str) -> RolloutHistory | None:
     """From the coordinator; None when there is none to ask."""
     if run.endpoint("coordinator") is None or run.end.exists():
         return None
     client = api.Client(run, "admin", patience_s=2.0)
     try:
-        return client.call(api.HISTORY, m.HistoryRequest(rollout_id=rollout))
+        return client.call(api.HISTORY, HistoryRequest(rollout_id=rollout))
     except CoordinatorGone:
         return None
     finally:
         client.close()
 
 
-def _read(run: RunDir, rollout: str) -> m.RolloutHistory:
+def _read(run: RunDir, rollout: str) -> RolloutHistory:
     from hpcrl.coordinator.database import open_for_reading
     from hpcrl.coordinator.history import rollout_history
 

@@ -59,8 +59,9 @@ RULES: dict[str, str] = {
         "WHERE a.state = 'consumed' AND c.attempt_id IS NOT a.attempt_id"
     ),
     "a step of another number of groups than the others": (
-        "SELECT consumed_step, count(*) FROM groups WHERE state = 'consumed' GROUP BY consumed_step "
-        "HAVING count(*) != (SELECT count(*) FROM groups WHERE consumed_step = (SELECT min(consumed_step) FROM groups))"
+        "SELECT consumed_step, count(*) FROM groups WHERE state = 'consumed' AND head IS NULL GROUP BY consumed_step "
+        "HAVING count(*) != (SELECT count(*) FROM groups WHERE head IS NULL AND consumed_step = "
+        "(SELECT min(consumed_step) FROM groups))"
     ),
     "a counter of attempts": _counter("attempts", "SELECT state AS item, count(*) AS n FROM attempts GROUP BY state"),
     "a counter of lags": _counter(

@@ -130,7 +130,11 @@ _UNENDED = LIVE | {State.PENDING}
 @dataclass(kw_only=True, slots=True)
 class Group:
     """One draw of a task. ``min_step``: the oldest version step that can still be consumed in time when the group's turn comes.
-    ``redraws``: how often samples of it that became too old were drawn again."""
+    ``redraws``: how often samples of it that became too old were drawn again.
+
+    ``head``: this group is the *tail* of that one: its stragglers, which are trained in a later batch. ``baseline``: rewards of the
+    head's trajectories once they were consumed. ``ripe_at``: when so many rollouts were accepted that stragglers may be split off.
+    """
 
     group_id: str
     seq: int
@@ -142,6 +146,9 @@ class Group:
     state: GroupState = "open"
     consumed_step: int | None = None
     redraws: int = 0
+    head: str | None = None
+    baseline: list[float] = field(default_factory=list)
+    ripe_at: float | None = None
     rollouts: list[Rollout] = field(default_factory=list)
     pending: deque[Rollout] = field(default_factory=deque)
     unended: int = 0

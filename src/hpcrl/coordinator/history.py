@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlite3 import Connection
 
-from hpcrl.protocol import messages as m
+from hpcrl.protocol.history import AttemptHistory, HistoryEvent, RolloutHistory
 
 __all__ = ["rollout_history"]
 
@@ -14,13 +14,13 @@ _GROUP = (
 )
 _ATTEMPTS = (
     "SELECT attempt_id, state, worker_id, scorer_id, replica_id, policy_version, reward, shard, row, consumed_step "
-    "FROM attempts WHERE group_id = ? AND rollout_id = ? ORDER BY leased_at, rowid"
+    "FROM attempts WHERE attempt_id >= ? AND attempt_id < ? ORDER BY leased_at, rowid"
 )
 _TRANSITIONS = "SELECT at, from_state, to_state, cause FROM transitions WHERE attempt_id = ? ORDER BY rowid"
 _REJECTIONS = "SELECT at, report, reporter, reason FROM rejections WHERE attempt_id = ? ORDER BY rowid"
 
 
-def rollout_history(connection: Connection, name: str) -> m.RolloutHistory | None:
+def rollout_history(connection: Connection, name: str) -> RolloutHistory | None:
     """History of the rollout ``name`` (``g000012-r3``; an attempt's id names its rollout); None when there is none of that name."""
     rollout_id = name.rpartition("-a")[0] if name.rpartition("-a")[2].isdecimal() else name
     found = connection.execute(_GROUP, (rollout_id,)).fetchone()
@@ -28,11 +28,11 @@ def rollout_history(connection: Connection, name: str) -> m.RolloutHistory | Non
         return None
     _, group_id, state, infra, data, task_id, split = found
     attempts, events = [], []
-    for row in connection.execute(_ATTEMPTS, (group_id, rollout_id)).fetchall():
-        attempt = m.AttemptHistory(**dict(zip(_ATTEMPT_FIELDS, row, strict=True)))
+    for row in connection.execute(_ATTEMPTS, (f"{rollout_id}-a", f"{rollout_id}-b")).fetchall():
+        attempt = AttemptHistory(**dict(zip(_ATTEMPT_FIELDS, row, strict=True)))
         attempts.append(attempt)
         events += _events(connection, attempt.attempt_id)
-    return m.RolloutHistory(
+    return RolloutHistory(
         rollout_id=rollout_id,
         group_id=group_id,
         task_id=task_id,
@@ -51,13 +51,13 @@ _ATTEMPT_FIELDS = (
 )
 
 
-def _events(connection: Connection, attempt_id: str) -> list[m.HistoryEvent]:
+def _events(connection: Connection, attempt_id: str) -> list[HistoryEvent]:
     moves = [
-        m.HistoryEvent(at=at, attempt_id=attempt_id, what=f"{old} → {new}", cause=cause)
+        HistoryEvent(at=at, attempt_id=attempt_id, what=f"{old} → {new}", cause=cause)
         for at, old, new, cause in connection.execute(_TRANSITIONS, (attempt_id,))
     ]
     late = [
-        m.HistoryEvent(at=at, attempt_id=attempt_id, what=f"{report} report rejected", cause=reason, by=reporter)
+        HistoryEvent(at=at, attempt_id=attempt_id, what=f"{report} report rejected", cause=reason, by=reporter)
         for at, report, reporter, reason in connection.execute(_REJECTIONS, (attempt_id,))
     ]
     return moves + late

@@ -17,6 +17,7 @@ import json
 from collections import OrderedDict
 
 from hpcrl.config import RunConfig
+from hpcrl.coordinator import stragglers
 from hpcrl.coordinator.changes import Changes
 from hpcrl.coordinator.entities import BOUND, Attempt, EvalRun, Group, Position, Replica, Rollout, Task, Version
 from hpcrl.coordinator.staleness import Staleness
@@ -62,6 +63,8 @@ class Ledger:
         self.attempts: dict[str, Attempt] = {}
         self.ended: OrderedDict[str, str] = OrderedDict()
         self.complete: dict[int, Group] = {}
+        self.tails: dict[str, Group] = {}
+        self.ripe: dict[str, Group] = {}
         self.pending: list[tuple[int, str]] = []
         self.scoring: OrderedDict[str, Attempt] = OrderedDict()
         self.replicas: dict[str, Replica] = {}
@@ -138,13 +141,28 @@ class Ledger:
         if group.split == "eval":
             self._evict(group)
             group.state = "done"
-        elif len(group.accepted) >= min(_MIN_ACCEPTED, len(group.rollouts)):
-            group.state = "complete"
-            self.complete[group.seq] = group
-            self.wakes.add("batch")
+        elif len(group.accepted) >= (1 if group.head is not None else min(_MIN_ACCEPTED, len(group.rollouts))):
+            self.set_complete(group)
         else:
             self.close_group(group, "group_failed", now)
         self.changes.group(group)
+
+    def set_complete(self, group: Group) -> None:
+        """All its rollouts have ended and enough are accepted: it waits for a batch (a tail goes with or after its head)."""
+        group.state = "complete"
+        if group.head is None:
+            self.complete[group.seq] = group
+        else:
+            self.tails[group.head] = group
+        self.ripe.pop(group.group_id, None)
+        self.wakes.add("batch")
+
+    def _unlist(self, group: Group) -> None:
+        if group.head is None:
+            self.complete.pop(group.seq, None)
+        else:
+            self.tails.pop(group.head, None)
+        self.ripe.pop(group.group_id, None)
 
     def _unend(self, rollout: Rollout) -> None:
         """An ended rollout is about to be pending again: its group, complete or not, waits for it."""
@@ -154,7 +172,7 @@ class Ledger:
         group.unended += 1
         if group.state == "complete":
             group.state = "open"
-            del self.complete[group.seq]
+            self._unlist(group)
             self.changes.group(group)
 
     def redraw(self, group: Group, spoiled: list[Attempt], reason: str, now: float) -> None:
@@ -184,7 +202,10 @@ class Ledger:
             self.wakes |= {"eval", "flip"}
 
     def close_group(self, group: Group, reason: str, now: float) -> None:
-        """Give the group up: its attempts are cancelled with ``reason``, its place is free for another."""
+        """Give the group up, and its tail: its attempts are cancelled with ``reason``, its place is free for another."""
+        tail = stragglers.tail_of(self.groups, group)
+        if tail is not None:
+            self.close_group(tail, reason, now)
         group.state = "closed"
         group.pending.clear()
         for rollout in group.rollouts:
@@ -194,7 +215,9 @@ class Ledger:
                 self._set_rollout(rollout, State.CANCELLED)
                 self.changes.rollout(rollout)
         self._evict(group)
-        if group.split == "train":
+        if group.head is not None:
+            self.tally.add("groups", f"tail_closed:{reason}")
+        elif group.split == "train":
             self.unconsumed -= 1
             self.tally.add("groups", f"closed:{reason}")
             self._reckon()
@@ -207,7 +230,9 @@ class Ledger:
         So the first groups of the line can always be bound to the version the next batch is trained at, and a batch always comes
         about. A resume moves no group forward: it takes back as many groups as it takes back steps.
         """
-        line = sorted((group for group in self.groups.values() if group.split == "train"), key=lambda group: group.seq)
+        line = sorted(
+            (g for g in self.groups.values() if g.split == "train" and g.head is None), key=lambda group: group.seq
+        )
         for place, group in enumerate(line):
             step = self.staleness.step_at(self.position.step, place)
             if step < group.min_step:
@@ -216,8 +241,7 @@ class Ledger:
 
     def _evict(self, group: Group) -> None:
         del self.groups[group.group_id]
-        if group.split == "train":
-            self.complete.pop(group.seq, None)
+        self._unlist(group)
         for rollout in group.rollouts:
             if rollout.attempt is not None:
                 self._forget(rollout.attempt, rollout.attempt.state.value)
@@ -265,6 +289,7 @@ class Ledger:
         if attempt.rollout.group.split == "train" and attempt.reward is not None:
             self.tally.recent.append(attempt.reward)
         self._end_rollout(attempt.rollout, State.ACCEPTED, now)
+        stragglers.note_ripe(self, attempt.rollout.group, now)
 
     def fail(self, attempt: Attempt, kind: str, reason: str, now: float) -> None:
         """The attempt yields no score: the rollout is tried again until its budget of retries for this ``kind`` is spent.
@@ -317,8 +342,11 @@ class Ledger:
     def consume(self, group: Group, now: float) -> None:
         """Hand the group's accepted attempts to the batch trained at the present position (which turns it into step + 1)."""
         step = self.position.step + 1
-        self.tally.add("groups", "consumed")
-        self.tally.add("groups", "zero_variance", int(group.zero_variance))
+        tail = stragglers.tail_of(self.groups, group)
+        if tail is not None:
+            tail.baseline = [attempt.reward for attempt in group.accepted if attempt.reward is not None]
+            self.changes.group(tail)
+        self._count_consumed(group, 1)
         for attempt in group.accepted:
             lag = self.position.step - attempt.oldest.step
             attempt.consumed_step = step
@@ -327,7 +355,7 @@ class Ledger:
             self.changes.consumption(attempt, step, lag)
             self.tally.add("lag", lag)
         group.state, group.consumed_step = "consumed", step
-        self.unconsumed -= 1
+        self.unconsumed -= group.head is None
         self._evict(group)
         self.changes.group(group)
 
@@ -344,10 +372,16 @@ class Ledger:
             self.tally.add("lag", lag, -1)
             self.attempts[attempt.attempt_id] = attempt
             self.ended.pop(attempt.attempt_id, None)
-        group.state, group.consumed_step = "complete", None
-        self.tally.add("groups", "consumed", -1)
-        self.tally.add("groups", "zero_variance", -int(group.zero_variance))
+        group.consumed_step = None
+        self._count_consumed(group, -1)
         self.groups[group.group_id] = group
-        self.complete[group.seq] = group
-        self.unconsumed += 1
+        self.set_complete(group)
+        self.unconsumed += group.head is None
         self.changes.group(group)
+
+    def _count_consumed(self, group: Group, by: int) -> None:
+        if group.head is not None:
+            self.tally.add("groups", "tails_consumed", by)
+            return
+        self.tally.add("groups", "consumed", by)
+        self.tally.add("groups", "zero_variance", by * group.zero_variance)

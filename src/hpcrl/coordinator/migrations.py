@@ -18,6 +18,8 @@ MIGRATIONS: dict[int, tuple[str, ...]] = {
         "ALTER TABLE rollouts RENAME COLUMN failures TO infra_failures",
         "ALTER TABLE rollouts ADD COLUMN data_failures INTEGER NOT NULL DEFAULT 0",
         "ALTER TABLE groups ADD COLUMN redraws INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE groups ADD COLUMN head TEXT",
+        "ALTER TABLE groups ADD COLUMN baseline TEXT NOT NULL DEFAULT '[]'",
         "ALTER TABLE attempts ADD COLUMN changed_at REAL NOT NULL DEFAULT 0",
         "UPDATE attempts SET changed_at = leased_at",
         "DROP INDEX groups_by_state",

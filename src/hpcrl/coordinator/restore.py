@@ -26,6 +26,7 @@ from hpcrl.coordinator.entities import (
 )
 from hpcrl.coordinator.ledger import Ledger
 from hpcrl.coordinator.queue import Queue
+from hpcrl.coordinator.stragglers import note_ripe
 from hpcrl.coordinator.tables import TABLES
 from hpcrl.protocol.states import State
 from hpcrl.protocol.version import PolicyVersion
@@ -54,10 +55,14 @@ def restore(queue: Queue, connection: sqlite3.Connection, now: float) -> None:
     for row in _rows(connection, "evals"):
         run = _eval(row)
         ledger.evals[run.version] = run
-    for group in sorted(_groups(connection, "g.state IN ('open', 'complete')", ()), key=lambda g: (g.split, g.seq)):
+    for group in sorted(_groups(connection, "g.state IN ('open', 'complete')", ()), key=_place):
         _enter(ledger, group, now)
     last = _groups(connection, "g.state = 'consumed' AND g.consumed_step = ?", (ledger.position.step,))
     queue.trainer.restore_batch(list(last))
+
+
+def _place(group: Group) -> tuple[str, int, bool]:
+    return (group.split, group.seq, group.head is not None)
 
 
 def groups_consumed_after(connection: sqlite3.Connection, step: int) -> list[Group]:
@@ -113,10 +118,11 @@ def _enter(ledger: Ledger, group: Group, now: float) -> None:
     """Put a restored group and its attempts into the live structures."""
     ledger.groups[group.group_id] = group
     group.unended = sum(not rollout.ended for rollout in group.rollouts)
-    if group.split == "train":
+    if group.split == "train" and group.head is None:
         ledger.unconsumed += 1
     if group.state == "complete":
-        ledger.complete[group.seq] = group
+        ledger.set_complete(group)
+    note_ripe(ledger, group, now)
     for rollout in group.rollouts:
         attempt = rollout.attempt
         if rollout.state is State.PENDING:
@@ -177,6 +183,8 @@ def _group(row: dict[str, Any]) -> Group:
         state=row["state"],
         consumed_step=row["consumed_step"],
         redraws=row["redraws"],
+        head=row["head"],
+        baseline=json.loads(row["baseline"]),
     )
 
 

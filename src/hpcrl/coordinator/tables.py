@@ -77,6 +77,7 @@ TABLES = {
             (
                 *("group_id TEXT", "seq INTEGER", "split TEXT", "task_id TEXT", "task_dir TEXT", "created_at REAL"),
                 *("min_step INTEGER", "eval_version TEXT", "state TEXT", "consumed_step INTEGER", "redraws INTEGER"),
+                *("head TEXT", "baseline TEXT"),
             ),
             "group_id",
         ),
@@ -166,6 +167,7 @@ def group_row(group: Group) -> Row:
     return (
         *(group.group_id, group.seq, group.split, group.task.task_id, group.task.task_dir, group.created_at),
         *(group.min_step, _text(group.eval_version), group.state, group.consumed_step, group.redraws),
+        *(group.head, json.dumps(group.baseline)),
     )
 
 

@@ -13,6 +13,7 @@ from hpcrl.coordinator.binding import Binder
 from hpcrl.coordinator.entities import BOUND, Attempt, EvalRun, Group, Position, Version
 from hpcrl.coordinator.ledger import Ledger, Refused
 from hpcrl.coordinator.replica_calls import ReplicaCalls
+from hpcrl.coordinator.stragglers import split_due
 from hpcrl.protocol import messages as m
 from hpcrl.protocol.states import State
 from hpcrl.protocol.version import PolicyVersion
@@ -104,7 +105,7 @@ class TrainerCalls:
                 in_flight=ledger.tally.in_flight,
                 waiting_groups=len(ledger.complete),
             )
-        refs = [_batch_group(group) for group in chosen]
+        refs = batch_groups(chosen)
         for group in chosen:
             ledger.consume(group, now)
         ledger.set_position(Position(version.lineage, version.step + 1))
@@ -119,34 +120,40 @@ class TrainerCalls:
         wanted, step = ledger.staleness.groups_per_step, ledger.position.step
         if len(ledger.complete) < wanted:
             return None
-        chosen = []
-        for _, group in sorted(ledger.complete.items()):
-            spoiled = ledger.staleness.spoiled(group, step, now)
-            if spoiled is not None:
-                ledger.redraw(group, spoiled[1], spoiled[0], now)
-                continue
-            chosen.append(group)
-            if len(chosen) == wanted:
-                return chosen
-        return None
+        if step == ledger.staleness.steps - 1 and any(
+            g.head is not None and g.state == "open" for g in ledger.groups.values()
+        ):
+            return None  # the last batch waits for every straggler: none is left out for having been slow
+        chosen = [group for _, group in sorted(ledger.complete.items()) if not self._gave_up(group, now)][:wanted]
+        if len(chosen) < wanted:
+            return None
+        taken = {group.group_id for group in chosen}
+        tails = [tail for tail in list(ledger.tails.values()) if tail.head in taken or tail.head not in ledger.groups]
+        return chosen + [tail for tail in tails if not self._gave_up(tail, now)]
+
+    def _gave_up(self, group: Group, now: float) -> bool:
+        """Whether samples of the group became too old for this batch; they are drawn again."""
+        spoiled = self._l.staleness.spoiled(group, self._l.position.step, now)
+        if spoiled is not None:
+            self._l.redraw(group, spoiled[1], spoiled[0], now)
+        return spoiled is not None
 
     def restore_batch(self, groups: list[Group]) -> None:
         """After a restart: the batch that was given out last, from the groups consumed at the present position."""
         if groups:
             version = PolicyVersion(self._l.position.lineage, self._l.position.step - 1)
-            refs = [_batch_group(group) for group in sorted(groups, key=lambda group: group.seq)]
-            self.last_batch = m.Batch(version=str(version), groups=refs)
+            ordered = sorted(groups, key=lambda group: (group.head is not None, group.seq))
+            self.last_batch = m.Batch(version=str(version), groups=batch_groups(ordered))
 
     def give_up_spoiled(self, now: float) -> None:
         """Give up early what can no longer be consumed in time; it is drawn again with newer weights."""
-        ledger, step = self._l, self._l.position.step
-        for group in [group for group in ledger.groups.values() if group.split == "train"]:
-            spoiled = ledger.staleness.spoiled(group, step, now)
-            if spoiled is not None:
-                ledger.redraw(group, spoiled[1], spoiled[0], now)
+        for group in [group for group in self._l.groups.values() if group.split == "train"]:
+            if group.group_id in self._l.groups:  # not closed with its head meanwhile
+                self._gave_up(group, now)
 
     def expire(self, now: float) -> None:
-        """What grew too old by the clock is given up when it happens, not when the batch is taken: its place is wanted."""
+        """Stragglers are split off, and what grew too old by the clock is given up when it happens: its place is wanted."""
+        split_due(self._l, now)
         if self._l.config.staleness.max_age_s is not None and now - self._aged_at >= _AGE_EVERY_S:
             self._aged_at = now
             self.give_up_spoiled(now)
@@ -213,11 +220,22 @@ def eval_result(run: EvalRun) -> m.EvalResult:
     )
 
 
-def _batch_group(group: Group) -> m.BatchGroup:
-    kept = [r.attempt for r in group.rollouts if r.attempt is not None and r.state in (State.ACCEPTED, State.CONSUMED)]
-    return m.BatchGroup(
-        group_id=group.group_id, task_id=group.task.task_id, trajectories=[_reference(attempt) for attempt in kept]
-    )
+def batch_groups(groups: list[Group]) -> list[m.BatchGroup]:
+    """Heads in their order, then tails; a tail whose head is among them joins it, another carries its head's rewards."""
+    found: dict[str, m.BatchGroup] = {}
+    for group in groups:
+        name = group.head or group.group_id
+        kept = [
+            r.attempt for r in group.rollouts if r.attempt is not None and r.state in (State.ACCEPTED, State.CONSUMED)
+        ]
+        joined = found.get(name)
+        found[name] = m.BatchGroup(
+            group_id=name,
+            task_id=group.task.task_id,
+            trajectories=[*(joined.trajectories if joined else []), *map(_reference, kept)],
+            baseline=[] if joined else group.baseline,
+        )
+    return list(found.values())
 
 
 def _reference(attempt: Attempt) -> m.TrajectoryRef:

@@ -20,6 +20,7 @@ import httpx
 
 from hpcrl.errors import InfraError
 from hpcrl.protocol import messages as m
+from hpcrl.protocol.history import HistoryRequest, RolloutHistory
 from hpcrl.protocol.keys import Role, role_key
 from hpcrl.protocol.rundir import RunDir
 
@@ -66,7 +67,7 @@ EVAL_STATUS = Endpoint("/v1/trainer/eval_status", "trainer", m.EvalStatusRequest
 
 FINISH = Endpoint("/v1/admin/finish", "admin", m.Finish, m.Empty)
 STATUS = Endpoint("/v1/admin/status", "admin", m.StatusRequest, m.Status, mutates=False)
-HISTORY = Endpoint("/v1/admin/history", "admin", m.HistoryRequest, m.RolloutHistory, mutates=False)
+HISTORY = Endpoint("/v1/admin/history", "admin", HistoryRequest, RolloutHistory, mutates=False)
 
 ENDPOINTS: tuple[Endpoint, ...] = (
     LEASE,

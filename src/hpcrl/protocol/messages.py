@@ -12,57 +12,16 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hpcrl.protocol.states import State
 
+# fmt: off
 __all__ = [
-    "Ack",
-    "ArtifactItem",
-    "ArtifactReport",
-    "AttemptHistory",
-    "BadShard",
-    "Batch",
-    "BatchGroup",
-    "BatchRequest",
-    "CheckpointDone",
-    "Empty",
-    "EvalRequest",
-    "EvalResult",
-    "EvalStatusRequest",
-    "FailureItem",
-    "FailureReport",
-    "Finish",
-    "FlipGrant",
-    "FlipRequest",
-    "Heartbeat",
-    "HeartbeatReply",
-    "HistoryEvent",
-    "HistoryRequest",
-    "Lease",
-    "LeaseReply",
-    "LeaseRequest",
-    "Message",
-    "Phase",
-    "ReplicaReady",
-    "ReplicaRefused",
-    "ReplicaRegister",
-    "RolloutHistory",
-    "Sampling",
-    "ScoreItem",
-    "ScoreReport",
-    "ScoredAttempt",
-    "ScoresReply",
-    "ScoresRequest",
-    "ScoringLease",
-    "ScoringReply",
-    "ScoringRequest",
-    "SealedItem",
-    "SealedReport",
-    "Status",
-    "StatusRequest",
-    "TrainerStart",
-    "TrainerStarted",
-    "TrajectoryRef",
-    "VersionPublished",
-    "Wait",
+    "Ack", "ArtifactItem", "ArtifactReport", "BadShard", "Batch", "BatchGroup", "BatchRequest", "CheckpointDone",
+    "Empty", "EvalRequest", "EvalResult", "EvalStatusRequest", "FailureItem", "FailureReport", "Finish", "FlipGrant",
+    "FlipRequest", "Heartbeat", "HeartbeatReply", "Lease", "LeaseReply", "LeaseRequest", "Message", "Phase",
+    "ReplicaReady", "ReplicaRefused", "ReplicaRegister", "Sampling", "ScoreItem", "ScoreReport", "ScoredAttempt",
+    "ScoresReply", "ScoresRequest", "ScoringLease", "ScoringReply", "ScoringRequest", "SealedItem", "SealedReport",
+    "Status", "StatusRequest", "TrainerStart", "TrainerStarted", "TrajectoryRef", "VersionPublished", "Wait",
 ]
+# fmt: on
 
 FailureKind = Literal["infra", "policy", "data"]
 Split = Literal["train", "eval"]
@@ -336,9 +295,13 @@ class TrajectoryRef(Message):
 
 
 class BatchGroup(Message):
+    """``baseline``: rewards of the same group's trajectories that an earlier batch trained; they belong to the group's mean and
+    deviation, so that latecomers are judged as their group was, but are not trained again."""
+
     group_id: str
     task_id: str
     trajectories: list[TrajectoryRef]
+    baseline: list[float] = []
 
 
 class Batch(Message):
@@ -402,47 +365,6 @@ class Wait(Message):
     what: str = Field(examples=["batch 0.7"])
     since: float = Field(description="seconds since the epoch")
     why: str
-
-
-class HistoryRequest(Message):
-    rollout_id: str = Field(description="a rollout's id, or that of one of its attempts")
-
-
-class HistoryEvent(Message):
-    """A transition of an attempt, or a report that came too late and was rejected."""
-
-    at: float
-    attempt_id: str
-    what: str = Field(examples=["leased → running", "sealed report rejected"])
-    cause: str
-    by: str = ""
-
-
-class AttemptHistory(Message):
-    attempt_id: str
-    state: State
-    worker_id: str
-    scorer_id: str | None
-    replica_id: str
-    policy_version: str
-    reward: float | None
-    shard: str
-    row: int
-    consumed_step: int | None
-
-
-class RolloutHistory(Message):
-    """Everything that ever happened to one rollout, in order of time."""
-
-    rollout_id: str
-    group_id: str
-    task_id: str
-    split: Split
-    state: State = Field(description="pending stands for whatever its live attempt is in")
-    infra_failures: int
-    data_failures: int
-    attempts: list[AttemptHistory]
-    events: list[HistoryEvent]
 
 
 class Status(Message):

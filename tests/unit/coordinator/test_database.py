@@ -29,8 +29,9 @@ CREATE TABLE groups (group_id TEXT, seq INTEGER, split TEXT, task_id TEXT, task_
 CREATE TABLE rollouts (rollout_id TEXT, group_id TEXT, idx INTEGER, tries INTEGER, failures INTEGER, state TEXT,
   PRIMARY KEY (rollout_id));
 CREATE TABLE attempts (attempt_id TEXT, rollout_id TEXT, group_id TEXT, worker_id TEXT, replica_id TEXT, policy_version TEXT,
-  state TEXT, cause TEXT, leased_at REAL, deadline_at REAL, artifact TEXT, digest TEXT, environment_version TEXT, policy_failure TEXT, 
-  scorer_id TEXT, scoring_tries INTEGER, reward REAL, rewards TEXT, verifier_version TEXT, scoring_s REAL, shard TEXT, row INTEGER, tokens INTEGER,
+  state TEXT, cause TEXT, leased_at REAL, deadline_at REAL, artifact TEXT, digest TEXT, environment_version TEXT, policy_failure TEXT,
+  scorer_id TEXT, scoring_tries INTEGER, reward REAL, rewards TEXT, verifier_version TEXT, scoring_s REAL, shard TEXT,
+  row INTEGER, tokens INTEGER,
   trained_tokens INTEGER, oldest_version TEXT, newest_version TEXT, first_token_at REAL, consumed_step INTEGER,
   PRIMARY KEY (attempt_id));
 CREATE TABLE transitions (attempt_id TEXT, from_state TEXT, to_state TEXT, at REAL, cause TEXT);
