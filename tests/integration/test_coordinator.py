@@ -153,10 +153,10 @@ def test_a_run_survives_kill_9_at_every_stage(coordinator: Coordinator) -> None:
     roles = Roles(coordinator.run)
 
     def crash() -> None:
-        before = roles.status()
+        before = roles.status().model_copy(update={"waits": []})
         assert coordinator.end(signal.SIGKILL) == -signal.SIGKILL
         coordinator.start()
-        assert roles.status() == before
+        assert roles.status().model_copy(update={"waits": []}) == before
 
     roles.begin()
     crash()

@@ -19,7 +19,7 @@ from hpcrl.protocol import client as api
 from hpcrl.protocol import messages as m
 from hpcrl.protocol.rundir import RunDir
 
-__all__ = ["follow", "follow_while", "lost_job", "read_end", "show"]
+__all__ = ["follow", "follow_while", "lost_job", "read_end", "show", "wait_lines"]
 
 _POLL_S = 1.0
 _LOST_S = 5.0
@@ -93,8 +93,8 @@ def follow_while(run: RunDir, work: Callable[[], None]) -> None:
     _print_result(run)
 
 
-def show(run: RunDir) -> None:
-    """One snapshot."""
+def show(run: RunDir, as_json: bool = False) -> None:
+    """One snapshot: the line a person wants first, then who waits for what and since when."""
     console = Console()
     if run.end.exists():
         end = json.loads(run.end.read_text(encoding="utf-8"))
@@ -103,9 +103,24 @@ def show(run: RunDir) -> None:
         return
     client = api.Client(run, "admin", patience_s=3.0)
     try:
-        console.print_json(client.call(api.STATUS, m.StatusRequest()).model_dump_json())
+        status = client.call(api.STATUS, m.StatusRequest())
     finally:
         client.close()
+    if as_json:
+        console.print_json(status.model_dump_json())
+        return
+    steps = load_config(run.config).trainer.steps
+    print(f"{run.run_id}: step {status.step}/{steps}, version {status.version or '–'} · {describe(status)}")
+    for line in wait_lines(status, time.time()):
+        print(line)
+
+
+def wait_lines(status: m.Status, now: float) -> list[str]:
+    """``trainer waits for batch 0.7 for 12 s: 2 of 4 groups complete; …``, one line per waiting party."""
+    lines = [
+        f"{wait.who} waits for {wait.what} for {max(0.0, now - wait.since):.0f} s: {wait.why}" for wait in status.waits
+    ]
+    return lines or ["nobody waits"]
 
 
 def _print_result(run: RunDir) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hpcrl.cli import devcluster, shards, tasks
+from hpcrl.cli import bench, database, devcluster, shards, tasks
 from hpcrl.cli.errors import report_errors
 from hpcrl.errors import EnvironmentFault, UserError
 
@@ -21,6 +21,8 @@ app = typer.Typer(
 )
 app.add_typer(devcluster.app, name="devcluster", help="A real multi-node Slurm on this one machine.")
 app.add_typer(shards.app, name="shards", help="Look into trajectory shards.")
+app.add_typer(bench.app, name="bench", help="Measure hpcrl's own parts.")
+app.add_typer(database.app, name="db", help="Check a run's database.")
 app.add_typer(tasks.app, name="tasks", help="Check task directories.")
 
 Overrides = Annotated[
@@ -100,21 +102,36 @@ def _submit(config: Path | None, resume: Path | None, overrides: list[str], root
 @app.command("status")
 @report_errors
 def status_command(
-    run_dir: Annotated[Path, typer.Argument(help="Run directory.")],
+    place: Annotated[str, typer.Argument(metavar="RUN_DIR|rollout", help="A run directory, or the word `rollout`.")],
+    rollout: Annotated[str | None, typer.Argument(metavar="[ID]", help="After `rollout`: its id.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Show progress until the run ends.")] = False,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="For `rollout`: the run directory; default: the newest one under runs/.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Everything the coordinator says, as JSON.")] = False,
 ) -> None:
-    """Where a run stands."""
+    """Where a run stands and who waits for whom; or the life of one rollout: `hpcrl status rollout g000012-r3`."""
     from hpcrl.cli.follow import follow as follow_run
     from hpcrl.cli.follow import show
+    from hpcrl.cli.history import newest_run, show_history
     from hpcrl.protocol.rundir import RunDir
 
-    run = RunDir(run_dir)
+    if place == "rollout":
+        if rollout is None:
+            raise UserError("which rollout? hpcrl status rollout g000012-r3 [--run-dir RUN_DIR]")
+        show_history(RunDir(run_dir) if run_dir is not None else newest_run(), rollout, as_json)
+        return
+    run = RunDir(Path(place))
+    if rollout is not None or run_dir is not None:
+        raise UserError(
+            f"hpcrl status {place} takes nothing more; for one rollout: hpcrl status rollout ID --run-dir RUN_DIR"
+        )
     if not run.config.exists() and not follow:
         raise UserError(f"{run.root} holds no run (config.resolved.yaml is missing)")
     if follow:
         follow_run(run)
     else:
-        show(run)
+        show(run, as_json)
 
 
 @app.command("report")

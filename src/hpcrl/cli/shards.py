@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -62,12 +61,12 @@ def show(
 @app.command()
 @report_errors
 def verify(place: Place) -> None:
-    """Read every row of every shard; name what is damaged."""
+    """Read every row of every shard and compare its digest; name what is damaged."""
     shards, rows, bad = 0, 0, []
     for path in _shards(place):
         shards += 1
         try:
-            rows += sum(1 for _ in ShardReader(path))
+            rows += sum(len(trajectory.messages) >= 0 for trajectory in ShardReader(path))
         except DataError as error:
             bad.append(str(error))
     for line in bad:
@@ -81,16 +80,12 @@ def verify(place: Place) -> None:
 @report_errors
 def export(
     place: Place,
-    out: Annotated[Path, typer.Option(help="JSON Lines file to write.")],
+    out: Annotated[Path, typer.Option(help="File to write: .jsonl (one object per line) or .parquet.")],
 ) -> None:
-    """Write every trajectory as one JSON object per line."""
-    from hpcrl.protocol.rundir import publish
+    """Write every trajectory with its tokens, logprobs, spans and transcript to one file."""
+    from hpcrl.trajectory.export import export_trajectories
 
-    count = 0
-    with publish(out) as temporary, open(temporary, "x", encoding="utf-8") as file:
-        for path, row, trajectory in _trajectories(place):
-            file.write(json.dumps({"shard": path.name, "row": row, **_plain(trajectory)}, ensure_ascii=False) + "\n")
-            count += 1
+    count = export_trajectories(_trajectories(place), out)
     print(f"{count} trajectories written to {out}")
 
 
@@ -115,12 +110,6 @@ def _trajectories(place: Path) -> Iterator[tuple[Path, int, Trajectory]]:
 def _versions(trajectory: Trajectory) -> str:
     oldest, newest = trajectory.oldest_version, trajectory.newest_version
     return str(oldest) if oldest == newest else f"{oldest}…{newest}"
-
-
-def _plain(trajectory: Trajectory) -> dict[str, object]:
-    names = (name for name in type(trajectory).__dataclass_fields__)
-    values = {name: getattr(trajectory, name) for name in names}
-    return {name: value.tolist() if hasattr(value, "tolist") else value for name, value in values.items()}
 
 
 def _show(path: Path, row: int, trajectory: Trajectory) -> None:

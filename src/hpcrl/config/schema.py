@@ -48,6 +48,11 @@ class TasksSection(Section):
 class RolloutSection(Section):
     group_size: Annotated[int, Field(ge=1)] = 8
     """Rollouts per group (one draw of a task)."""
+    min_group: Annotated[int, Field(ge=2)] | None = None
+    """A group may be trained with so many accepted rollouts once `straggler_grace_s` are over; those still under way follow in a later
+    batch as latecomers of their group. None: a group waits for all of its rollouts."""
+    straggler_grace_s: Seconds = 60.0
+    """Wait for the rest of a group after its `min_group`-th accepted rollout."""
     temperature: Annotated[float, Field(ge=0.01)] = 1.0
     """Sampling temperature. Recorded logprobs are those after temperature, and the trainer computes the same."""
     max_tokens: Positive = 512
@@ -224,7 +229,11 @@ class CoordinatorSection(Section):
     """An attempt whose worker has not been heard of for so long is given up and tried again."""
     heartbeat_s: Seconds = 5.0
     infra_retries: Count = 3
-    """New attempts per rollout after infrastructure or data failures."""
+    """New attempts per rollout after infrastructure failures."""
+    data_retries: Count = 3
+    """New attempts per rollout after data failures (a record incomplete or corrupt, a damaged shard)."""
+    redraws: Count = 3
+    """How often samples of a group that became too old are drawn again; past that the group is closed and another takes its place."""
 
 
 class SlurmSection(Section):
@@ -273,6 +282,11 @@ class RunConfig(Section):
             raise ValueError(
                 f"weights.drain_timeout_s ({self.weights.drain_timeout_s:g}) must not be smaller than "
                 f"rollout.attempt_timeout_s ({self.rollout.attempt_timeout_s:g}): flips would cancel long attempts"
+            )
+        if self.rollout.min_group is not None and self.rollout.min_group >= self.rollout.group_size:
+            raise ValueError(
+                f"rollout.min_group ({self.rollout.min_group}) must be smaller than rollout.group_size "
+                f"({self.rollout.group_size}); leave it out to wait for whole groups"
             )
         if self.rollout.max_tokens >= self.rollout.context_tokens:
             raise ValueError("rollout.max_tokens must be smaller than rollout.context_tokens")

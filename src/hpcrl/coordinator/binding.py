@@ -133,6 +133,7 @@ class Binder:
             version=replica.version,
             state=State.LEASED,
             leased_at=now,
+            changed_at=now,
             lease_until=now + config.coordinator.lease_s,
             deadline_at=now + config.rollout.attempt_timeout_s,
         )

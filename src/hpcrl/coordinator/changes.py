@@ -35,6 +35,7 @@ class Changes:
         self._replicas: dict[str, Replica] = {}
         self._versions: dict[str, Version] = {}
         self._evals: dict[str, EvalRun] = {}
+        self._counters: dict[tuple[str, str], int] = {}
         self._rows: dict[str, list[Row]] = {}
         self._unconsume_after: int | None = None
 
@@ -72,6 +73,9 @@ class Changes:
     def checkpoint(self, version: str, step: int, at: float) -> None:
         self._append("checkpoints", (version, step, at))
 
+    def counter(self, name: str, item: str, value: int) -> None:
+        self._counters[name, item] = value
+
     def meta(self, key: str, value: str) -> None:
         self._append("meta", (key, value))
 
@@ -92,6 +96,8 @@ class Changes:
         for name, objects, convert in marked:
             if objects:
                 rows[name] = [convert(value) for value in objects.values()]
+        if self._counters:
+            rows["counters"] = [(*key, value) for key, value in self._counters.items()]
         if not rows and self._unconsume_after is None:
             return None
         taken = ChangeSet(rows, self._unconsume_after)

@@ -61,7 +61,8 @@ class Position(NamedTuple):
 
 @dataclass(kw_only=True, slots=True)
 class Attempt:
-    """One try at a rollout. Example id: ``g000012-r3-a0``."""
+    """One try at a rollout. Example id: ``g000012-r3-a0``. ``changed_at``: its last transition; ``phase``: what its worker last said
+    it was doing (``model call``), since when."""
 
     attempt_id: str
     rollout: Rollout
@@ -72,7 +73,10 @@ class Attempt:
     leased_at: float
     lease_until: float
     deadline_at: float
+    changed_at: float
     cause: str = ""
+    phase: str = ""
+    phase_since: float = 0.0
     # from the worker, with the artifact
     artifact: str = ""
     digest: str = ""
@@ -110,7 +114,8 @@ class Rollout:
     group: Group
     index: int
     tries: int = 0
-    failures: int = 0
+    infra_failures: int = 0
+    data_failures: int = 0
     state: State = State.PENDING
     attempt: Attempt | None = None
 
@@ -124,7 +129,12 @@ _UNENDED = LIVE | {State.PENDING}
 
 @dataclass(kw_only=True, slots=True)
 class Group:
-    """One draw of a task. ``min_step``: the oldest version step that can still be consumed in time when the group's turn comes."""
+    """One draw of a task. ``min_step``: the oldest version step that can still be consumed in time when the group's turn comes.
+    ``redraws``: how often samples of it that became too old were drawn again.
+
+    ``head``: this group is the *tail* of that one: its stragglers, which are trained in a later batch. ``baseline``: rewards of the
+    head's trajectories once they were consumed. ``ripe_at``: when so many rollouts were accepted that stragglers may be split off.
+    """
 
     group_id: str
     seq: int
@@ -135,6 +145,10 @@ class Group:
     eval_version: PolicyVersion | None = None
     state: GroupState = "open"
     consumed_step: int | None = None
+    redraws: int = 0
+    head: str | None = None
+    baseline: list[float] = field(default_factory=list)
+    ripe_at: float | None = None
     rollouts: list[Rollout] = field(default_factory=list)
     pending: deque[Rollout] = field(default_factory=deque)
     unended: int = 0
@@ -144,9 +158,11 @@ class Group:
     def accepted(self) -> list[Attempt]:
         return [r.attempt for r in self.rollouts if r.state is State.ACCEPTED and r.attempt is not None]
 
-    def oldest_step(self) -> int | None:
-        """Step of the oldest version among its live and accepted attempts; None without any."""
-        return min((r.attempt.oldest.step for r in self.rollouts if r.attempt is not None), default=None)
+    @property
+    def zero_variance(self) -> bool:
+        """Whether its accepted rewards are all alike: it says nothing about what was better."""
+        rewards = {attempt.reward for attempt in self.accepted}
+        return len(rewards) <= 1
 
 
 class ReplicaState(StrEnum):
@@ -168,6 +184,7 @@ class Replica:
     state: ReplicaState = ReplicaState.UP
     target: PolicyVersion | None = None
     draining_since: float = 0.0
+    target_since: float = 0.0
     live: dict[str, Attempt] = field(default_factory=dict)
 
     @property

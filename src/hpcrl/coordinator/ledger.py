@@ -17,11 +17,13 @@ import json
 from collections import OrderedDict
 
 from hpcrl.config import RunConfig
+from hpcrl.coordinator import stragglers
 from hpcrl.coordinator.changes import Changes
 from hpcrl.coordinator.entities import BOUND, Attempt, EvalRun, Group, Position, Replica, Rollout, Task, Version
 from hpcrl.coordinator.staleness import Staleness
 from hpcrl.coordinator.tally import Tally
 from hpcrl.coordinator.tasks import TaskOrder
+from hpcrl.coordinator.waits import Asking
 from hpcrl.errors import HpcrlError
 from hpcrl.protocol.states import State, check_transition
 from hpcrl.protocol.version import PolicyVersion
@@ -50,8 +52,8 @@ class Ledger:
             groups_per_step=config.trainer.groups_per_step,
             steps=config.trainer.steps,
         )
-        self.tally = Tally()
         self.changes = Changes()
+        self.tally = Tally(self.changes.counter)
         self.wakes: set[str] = set()
         self.position = Position()
         self.finished: str | None = None
@@ -61,6 +63,8 @@ class Ledger:
         self.attempts: dict[str, Attempt] = {}
         self.ended: OrderedDict[str, str] = OrderedDict()
         self.complete: dict[int, Group] = {}
+        self.tails: dict[str, Group] = {}
+        self.ripe: dict[str, Group] = {}
         self.pending: list[tuple[int, str]] = []
         self.scoring: OrderedDict[str, Attempt] = OrderedDict()
         self.replicas: dict[str, Replica] = {}
@@ -68,6 +72,7 @@ class Ledger:
         self.evals: dict[PolicyVersion, EvalRun] = {}
         self.leases: list[tuple[float, str]] = []
         self.scoring_leases: list[tuple[float, str]] = []
+        self.asking = Asking()
 
     # ------------------------------------------------------------ whole-run values
 
@@ -94,7 +99,7 @@ class Ledger:
         for index in range(size):
             rollout = Rollout(rollout_id=f"{group.group_id}-r{index}", group=group, index=index)
             group.rollouts.append(rollout)
-            self.tally.rollouts[State.PENDING] += 1
+            self.tally.add("rollouts", State.PENDING)
             self.changes.rollout(rollout)
             self.enqueue(rollout)
         group.unended = size
@@ -115,8 +120,8 @@ class Ledger:
             heapq.heappush(self.pending, (group.seq, group.group_id))
 
     def _set_rollout(self, rollout: Rollout, state: State) -> None:
-        self.tally.rollouts[rollout.state] -= 1
-        self.tally.rollouts[state] += 1
+        self.tally.add("rollouts", rollout.state, -1)
+        self.tally.add("rollouts", state)
         rollout.state = state
 
     def _repend(self, rollout: Rollout) -> None:
@@ -136,13 +141,54 @@ class Ledger:
         if group.split == "eval":
             self._evict(group)
             group.state = "done"
-        elif len(group.accepted) >= min(_MIN_ACCEPTED, len(group.rollouts)):
-            group.state = "complete"
-            self.complete[group.seq] = group
-            self.wakes.add("batch")
+        elif len(group.accepted) >= (1 if group.head is not None else min(_MIN_ACCEPTED, len(group.rollouts))):
+            self.set_complete(group)
         else:
             self.close_group(group, "group_failed", now)
         self.changes.group(group)
+
+    def set_complete(self, group: Group) -> None:
+        """All its rollouts have ended and enough are accepted: it waits for a batch (a tail goes with or after its head)."""
+        group.state = "complete"
+        if group.head is None:
+            self.complete[group.seq] = group
+        else:
+            self.tails[group.head] = group
+        self.ripe.pop(group.group_id, None)
+        self.wakes.add("batch")
+
+    def _unlist(self, group: Group) -> None:
+        if group.head is None:
+            self.complete.pop(group.seq, None)
+        else:
+            self.tails.pop(group.head, None)
+        self.ripe.pop(group.group_id, None)
+
+    def _unend(self, rollout: Rollout) -> None:
+        """An ended rollout is about to be pending again: its group, complete or not, waits for it."""
+        group = rollout.group
+        if not rollout.ended:
+            return
+        group.unended += 1
+        if group.state == "complete":
+            group.state = "open"
+            self._unlist(group)
+            self.changes.group(group)
+
+    def redraw(self, group: Group, spoiled: list[Attempt], reason: str, now: float) -> None:
+        """Draw samples that became too old again; a group of which that happened too often is closed and another takes its place.
+
+        So which (task, group, rollout) are trained does not depend on what was slow or crashed, as long as the budget lasts.
+        """
+        if group.redraws >= self.config.coordinator.redraws:
+            self.close_group(group, reason, now)
+            return
+        group.redraws += 1
+        self.tally.add("groups", f"redrawn:{reason}")
+        for attempt in spoiled:
+            self.cancel(attempt, reason, now)
+        self.changes.group(group)
+        self.wakes |= {"lease", "flip"}
 
     def _count_eval(self, rollout: Rollout, version: PolicyVersion) -> None:
         run = self.evals[version]
@@ -156,7 +202,10 @@ class Ledger:
             self.wakes |= {"eval", "flip"}
 
     def close_group(self, group: Group, reason: str, now: float) -> None:
-        """Give the group up: its attempts are cancelled with ``reason``, its place is free for another."""
+        """Give the group up, and its tail: its attempts are cancelled with ``reason``, its place is free for another."""
+        tail = stragglers.tail_of(self.groups, group)
+        if tail is not None:
+            self.close_group(tail, reason, now)
         group.state = "closed"
         group.pending.clear()
         for rollout in group.rollouts:
@@ -166,8 +215,11 @@ class Ledger:
                 self._set_rollout(rollout, State.CANCELLED)
                 self.changes.rollout(rollout)
         self._evict(group)
-        if group.split == "train":
+        if group.head is not None:
+            self.tally.add("groups", f"tail_closed:{reason}")
+        elif group.split == "train":
             self.unconsumed -= 1
+            self.tally.add("groups", f"closed:{reason}")
             self._reckon()
         self.changes.group(group)
         self.wakes |= {"lease", "flip"}
@@ -178,7 +230,9 @@ class Ledger:
         So the first groups of the line can always be bound to the version the next batch is trained at, and a batch always comes
         about. A resume moves no group forward: it takes back as many groups as it takes back steps.
         """
-        line = sorted((group for group in self.groups.values() if group.split == "train"), key=lambda group: group.seq)
+        line = sorted(
+            (g for g in self.groups.values() if g.split == "train" and g.head is None), key=lambda group: group.seq
+        )
         for place, group in enumerate(line):
             step = self.staleness.step_at(self.position.step, place)
             if step < group.min_step:
@@ -187,8 +241,7 @@ class Ledger:
 
     def _evict(self, group: Group) -> None:
         del self.groups[group.group_id]
-        if group.split == "train":
-            self.complete.pop(group.seq, None)
+        self._unlist(group)
         for rollout in group.rollouts:
             if rollout.attempt is not None:
                 self._forget(rollout.attempt, rollout.attempt.state.value)
@@ -202,7 +255,7 @@ class Ledger:
         rollout.attempt = attempt
         self.attempts[attempt.attempt_id] = attempt
         self.replicas[attempt.replica_id].live[attempt.attempt_id] = attempt
-        self.tally.attempts[State.LEASED] += 1
+        self.tally.add("attempts", State.LEASED)
         self._set_rollout(rollout, State.LEASED)
         self.changes.rollout(rollout)
         self.changes.transition(attempt, State.PENDING, State.LEASED, attempt.leased_at, "")
@@ -216,9 +269,9 @@ class Ledger:
     def _move(self, attempt: Attempt, new: State, now: float, cause: str) -> None:
         old = attempt.state
         check_transition(old, new)
-        attempt.state, attempt.cause = new, cause
-        self.tally.attempts[old] -= 1
-        self.tally.attempts[new] += 1
+        attempt.state, attempt.cause, attempt.changed_at = new, cause, now
+        self.tally.add("attempts", old, -1)
+        self.tally.add("attempts", new)
         if attempt.rollout.group.split == "train":
             self.tally.accepted_unused += (new is State.ACCEPTED) - (old is State.ACCEPTED)
         if old is State.ARTIFACT_READY:
@@ -236,29 +289,36 @@ class Ledger:
         if attempt.rollout.group.split == "train" and attempt.reward is not None:
             self.tally.recent.append(attempt.reward)
         self._end_rollout(attempt.rollout, State.ACCEPTED, now)
+        stragglers.note_ripe(self, attempt.rollout.group, now)
 
     def fail(self, attempt: Attempt, kind: str, reason: str, now: float) -> None:
-        """The attempt yields no score: the rollout is tried again until its budget of retries is spent."""
-        cause = f"{kind}:{reason}"
+        """The attempt yields no score: the rollout is tried again until its budget of retries for this ``kind`` is spent.
+
+        ``kind`` is ``infra`` or ``data``; what the policy broke is scored and never comes here.
+        """
+        cause, limits = f"{kind}:{reason}", self.config.coordinator
+        self._unend(attempt.rollout)
         self._move(attempt, State.INFRA_FAILED, now, cause)
-        self.tally.failures[cause] += 1
+        self.tally.add("failures", cause)
         self._forget(attempt, reason)
         rollout = attempt.rollout
         rollout.attempt = None
-        rollout.failures += 1
-        if rollout.failures > self.config.coordinator.infra_retries:
+        rollout.infra_failures += kind == "infra"
+        rollout.data_failures += kind == "data"
+        if rollout.infra_failures > limits.infra_retries or rollout.data_failures > limits.data_retries:
             self._end_rollout(rollout, State.INFRA_FAILED, now)
         else:
             self._repend(rollout)
 
     def cancel(self, attempt: Attempt, reason: str, now: float) -> None:
-        """Stop a live attempt without blame: the rollout is pending again and no retry is spent."""
+        """Give an attempt up without blame: the rollout is pending again and no retry is spent."""
+        self._unend(attempt.rollout)
         self._cancel(attempt, reason, now)
         self._repend(attempt.rollout)
 
     def _cancel(self, attempt: Attempt, reason: str, now: float) -> None:
         self._move(attempt, State.CANCELLED, now, reason)
-        self.tally.cancelled[reason] += 1
+        self.tally.add("cancelled", reason)
         self._forget(attempt, reason)
         attempt.rollout.attempt = None
 
@@ -274,7 +334,7 @@ class Ledger:
 
     def reject(self, attempt_id: str, report: str, reporter: str, reason: str, now: float) -> None:
         """A report that comes too late or from the wrong one: stored and counted, without effect."""
-        self.tally.rejected[reason] += 1
+        self.tally.add("rejected", reason)
         self.changes.rejection(attempt_id, report, reporter, reason, now)
 
     # ------------------------------------------------------------ consumption
@@ -282,16 +342,20 @@ class Ledger:
     def consume(self, group: Group, now: float) -> None:
         """Hand the group's accepted attempts to the batch trained at the present position (which turns it into step + 1)."""
         step = self.position.step + 1
+        tail = stragglers.tail_of(self.groups, group)
+        if tail is not None:
+            tail.baseline = [attempt.reward for attempt in group.accepted if attempt.reward is not None]
+            self.changes.group(tail)
+        self._count_consumed(group, 1)
         for attempt in group.accepted:
             lag = self.position.step - attempt.oldest.step
             attempt.consumed_step = step
             self.move(attempt, State.CONSUMED, now, f"step {step}")
             self.changes.rollout(attempt.rollout)
             self.changes.consumption(attempt, step, lag)
-            self.tally.consumed += 1
-            self.tally.lag[lag] += 1
+            self.tally.add("lag", lag)
         group.state, group.consumed_step = "consumed", step
-        self.unconsumed -= 1
+        self.unconsumed -= group.head is None
         self._evict(group)
         self.changes.group(group)
 
@@ -305,12 +369,19 @@ class Ledger:
             attempt.consumed_step = None
             self.move(attempt, State.ACCEPTED, now, "resume")
             self.changes.rollout(rollout)
-            self.tally.consumed -= 1
-            self.tally.lag[lag] -= 1
+            self.tally.add("lag", lag, -1)
             self.attempts[attempt.attempt_id] = attempt
             self.ended.pop(attempt.attempt_id, None)
-        group.state, group.consumed_step = "complete", None
+        group.consumed_step = None
+        self._count_consumed(group, -1)
         self.groups[group.group_id] = group
-        self.complete[group.seq] = group
-        self.unconsumed += 1
+        self.set_complete(group)
+        self.unconsumed += group.head is None
         self.changes.group(group)
+
+    def _count_consumed(self, group: Group, by: int) -> None:
+        if group.head is not None:
+            self.tally.add("groups", "tails_consumed", by)
+            return
+        self.tally.add("groups", "consumed", by)
+        self.tally.add("groups", "zero_variance", by * group.zero_variance)

@@ -11,8 +11,9 @@ named by ``take_wakes()``.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from hpcrl.config import RunConfig
 from hpcrl.coordinator.binding import Binder
@@ -22,25 +23,28 @@ from hpcrl.coordinator.ledger import Ledger
 from hpcrl.coordinator.replica_calls import ReplicaCalls
 from hpcrl.coordinator.scorer_calls import ScorerCalls
 from hpcrl.coordinator.trainer_calls import TrainerCalls, eval_result
+from hpcrl.coordinator.waits import waits
 from hpcrl.coordinator.worker_calls import WorkerCalls
 from hpcrl.protocol import client as c
 from hpcrl.protocol import messages as m
 from hpcrl.protocol.states import State
 
-__all__ = ["Queue"]
+__all__ = ["Call", "Queue"]
 
+K = TypeVar("K")
 Call = Callable[[Any, float], m.Message]
 
 
 class Queue:
-    """``calls`` maps an endpoint's path to its method, all but START, which needs groups from the store (see :meth:`start`)."""
+    """``calls`` maps an endpoint's path to its method, all but START and BAD_SHARD, which need groups from the store (:meth:`start`,
+    :meth:`bad_shard`), and HISTORY, which the store answers alone."""
 
     def __init__(
         self, config: RunConfig, train: list[Task], evaluation: list[Task], secret: str, run_id: str = "run"
     ) -> None:
         self.run_id = run_id
         self.ledger = Ledger(config, train, evaluation, secret)
-        binder = Binder(self.ledger)
+        self.binder = binder = Binder(self.ledger)
         self.worker = WorkerCalls(self.ledger, binder)
         self.scorer = ScorerCalls(self.ledger)
         self.replicas = ReplicaCalls(self.ledger, binder)
@@ -72,12 +76,17 @@ class Queue:
         """START: see TrainerCalls.start."""
         return self.trainer.start(request, consumed_later, now)
 
+    def bad_shard(self, request: m.BadShard, consumed: Iterable[Group], now: float) -> m.Empty:
+        """BAD_SHARD: see TrainerCalls.bad_shard."""
+        return self.trainer.bad_shard(request, consumed, now)
+
     def tick(self, now: float) -> None:
         """Let time pass: expired leases, overlong attempts, drains past their limit."""
         if self.ledger.finished is None:
             self.worker.expire(now)
             self.scorer.expire(now)
             self.replicas.expire(now)
+            self.trainer.expire(now)
 
     def take_changes(self) -> ChangeSet | None:
         return self.ledger.changes.take()
@@ -114,24 +123,30 @@ class Queue:
             step=ledger.position.step,
             version=str(max(served)) if served else None,
             stopped=ledger.finished is not None,
-            attempts={state: n for state, n in tally.attempts.items() if n},
-            rollouts={state: n for state, n in tally.rollouts.items() if n},
-            failures=dict(tally.failures),
-            cancelled=dict(tally.cancelled),
-            rejected_reports=dict(tally.rejected),
+            attempts=_present(tally.attempts),
+            rollouts=_present(tally.rollouts),
+            failures=_present(tally.failures),
+            cancelled=_present(tally.cancelled),
+            rejected_reports=_present(tally.rejected),
             replicas={
                 r.replica_id: _replica_text(r.state, str(r.version or "nothing")) for r in ledger.replicas.values()
             },
             in_flight=tally.in_flight,
             accepted_unused=tally.accepted_unused,
             scoring_backlog=tally.attempts[State.ARTIFACT_READY],
-            lag_histogram={lag: n for lag, n in sorted(tally.lag.items()) if n},
+            lag_histogram=dict(sorted(_present(tally.lag).items())),
             consumed=tally.consumed,
             duplicates=0,
             eval=[eval_result(run) for run in ledger.evals.values() if not run.cancelled],
             recent_reward=tally.recent_reward,
+            groups=_present(tally.groups),
+            waits=waits(ledger, self.binder, now),
             versions=[_version_entry(version) for version in ledger.versions.values()],
         )
+
+
+def _present(counter: Counter[K]) -> dict[K, int]:
+    return {item: n for item, n in counter.items() if n}
 
 
 def _replica_text(state: ReplicaState, version: str) -> str:

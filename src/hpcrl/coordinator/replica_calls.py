@@ -62,7 +62,7 @@ class ReplicaCalls:
         if replica.version == version and replica.state is ReplicaState.UP:
             return m.FlipGrant(granted=True)
         if replica.target != version:
-            replica.target = version
+            replica.target, replica.target_since, replica.draining_since = version, now, 0.0
             self._l.changes.replica(replica)
         if replica.state is ReplicaState.UP and self._may_leave(replica):
             replica.state, replica.draining_since = ReplicaState.DRAINING, now

@@ -26,6 +26,7 @@ from hpcrl.coordinator.entities import (
 )
 from hpcrl.coordinator.ledger import Ledger
 from hpcrl.coordinator.queue import Queue
+from hpcrl.coordinator.stragglers import note_ripe
 from hpcrl.coordinator.tables import TABLES
 from hpcrl.protocol.states import State
 from hpcrl.protocol.version import PolicyVersion
@@ -54,10 +55,14 @@ def restore(queue: Queue, connection: sqlite3.Connection, now: float) -> None:
     for row in _rows(connection, "evals"):
         run = _eval(row)
         ledger.evals[run.version] = run
-    for group in sorted(_groups(connection, "g.state IN ('open', 'complete')", ()), key=lambda g: (g.split, g.seq)):
+    for group in sorted(_groups(connection, "g.state IN ('open', 'complete')", ()), key=_place):
         _enter(ledger, group, now)
     last = _groups(connection, "g.state = 'consumed' AND g.consumed_step = ?", (ledger.position.step,))
     queue.trainer.restore_batch(list(last))
+
+
+def _place(group: Group) -> tuple[str, int, bool]:
+    return (group.split, group.seq, group.head is not None)
 
 
 def groups_consumed_after(connection: sqlite3.Connection, step: int) -> list[Group]:
@@ -95,7 +100,8 @@ def _groups(connection: sqlite3.Connection, condition: str, args: tuple[Any, ...
             group=group,
             index=row["idx"],
             tries=row["tries"],
-            failures=row["failures"],
+            infra_failures=row["infra_failures"],
+            data_failures=row["data_failures"],
             state=State(row["state"]),
         )
         group.rollouts.append(rollout)
@@ -112,13 +118,12 @@ def _enter(ledger: Ledger, group: Group, now: float) -> None:
     """Put a restored group and its attempts into the live structures."""
     ledger.groups[group.group_id] = group
     group.unended = sum(not rollout.ended for rollout in group.rollouts)
-    if group.split == "train":
+    if group.split == "train" and group.head is None:
         ledger.unconsumed += 1
     if group.state == "complete":
-        ledger.complete[group.seq] = group
+        ledger.set_complete(group)
+    note_ripe(ledger, group, now)
     for rollout in group.rollouts:
-        if not rollout.ended:
-            ledger.tally.rollouts[rollout.state] += 1
         attempt = rollout.attempt
         if rollout.state is State.PENDING:
             ledger.enqueue(rollout)
@@ -132,7 +137,9 @@ def _enter_attempt(ledger: Ledger, attempt: Attempt, now: float) -> None:
         ledger.tally.accepted_unused += attempt.rollout.group.split == "train"
         return
     attempt.lease_until = now + ledger.config.coordinator.lease_s
-    heapq.heappush(ledger.leases, (attempt.lease_until, attempt.attempt_id))
+    heapq.heappush(
+        ledger.leases, (now, attempt.attempt_id)
+    )  # looked at by the next tick: its wall-clock limit may be over
     if attempt.state in BOUND:
         ledger.replicas[attempt.replica_id].live[attempt.attempt_id] = attempt
     elif attempt.state is State.ARTIFACT_READY:
@@ -145,19 +152,8 @@ def _enter_attempt(ledger: Ledger, attempt: Attempt, now: float) -> None:
 
 def _restore_counters(ledger: Ledger, connection: sqlite3.Connection) -> None:
     tally = ledger.tally
-    for state, cause, count in connection.execute("SELECT state, cause, count(*) FROM attempts GROUP BY state, cause"):
-        tally.attempts[State(state)] += count
-        if state == State.INFRA_FAILED:
-            tally.failures[cause] += count
-        elif state == State.CANCELLED:
-            tally.cancelled[cause] += count
-    ended = "SELECT state, count(*) FROM rollouts WHERE state != 'pending' GROUP BY state"
-    for state, count in connection.execute(ended):
-        tally.rollouts[State(state)] += count
-    tally.rejected.update(dict(connection.execute("SELECT reason, count(*) FROM rejections GROUP BY reason")))
-    for lag, count in connection.execute("SELECT lag, count(*) FROM consumptions GROUP BY lag"):
-        tally.lag[lag] += count
-        tally.consumed += count
+    for name, item, value in connection.execute("SELECT name, item, value FROM counters"):
+        tally.restore(name, item, value)
     recent = "SELECT a.reward FROM attempts a JOIN groups g ON g.group_id = a.group_id WHERE g.split = 'train' AND "
     recent += "a.state IN ('accepted', 'consumed') ORDER BY a.rowid DESC LIMIT ?"
     tally.recent.extend(reversed([reward for (reward,) in connection.execute(recent, (tally.recent.maxlen,))]))
@@ -186,6 +182,9 @@ def _group(row: dict[str, Any]) -> Group:
         eval_version=_parse(row["eval_version"]),
         state=row["state"],
         consumed_step=row["consumed_step"],
+        redraws=row["redraws"],
+        head=row["head"],
+        baseline=json.loads(row["baseline"]),
     )
 
 

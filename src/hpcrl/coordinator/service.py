@@ -15,28 +15,30 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from hpcrl.clock import Clock
-from hpcrl.coordinator.queue import Queue
+from hpcrl.coordinator.history import rollout_history
+from hpcrl.coordinator.queue import Call, Queue
 from hpcrl.coordinator.restore import count_duplicates, groups_consumed_after
 from hpcrl.coordinator.store import Answer, Store
-from hpcrl.errors import EnvironmentFault
+from hpcrl.errors import EnvironmentFault, UserError
 from hpcrl.protocol import client as c
 from hpcrl.protocol import messages as m
+from hpcrl.protocol.version import PolicyVersion
 
-__all__ = ["Closing", "Service"]
+__all__ = ["Caller", "Closing", "Service", "Topics"]
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.25
 LONGEST_WAIT_S = 30.0
 """Long polls end here at the latest: well below the clients' HTTP timeout."""
-KEYS_KEPT_S = 300.0
-"""A repeated call finds its first answer for so long; clients give up much earlier."""
-_PRUNE_EVERY_S = 60.0
+KEYS_KEPT_S = 150.0
+"""A repeated call finds its first answer for so long; clients give up earlier (60 s of patience and one HTTP timeout)."""
+_PRUNE_EVERY_S = 15.0
 
 
 class Closing(Exception):
@@ -45,53 +47,88 @@ class Closing(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Poll:
-    """When a waiting call is answered early, and which topics may bring that about."""
+    """When a waiting call is answered early, and which topic may bring that about."""
 
     ready: Callable[[Any], bool]
-    topics: Callable[[Any], tuple[str, ...]]
+    topic: Callable[[Any], str]
 
 
 _POLLS: dict[str, _Poll] = {
-    c.LEASE.path: _Poll(lambda reply: bool(reply.leases) or reply.stop, lambda _: ("lease",)),
+    c.LEASE.path: _Poll(lambda reply: bool(reply.leases) or reply.stop, lambda _: "lease"),
     c.SCORES.path: _Poll(
-        lambda reply: bool(reply.scores or reply.cancelled), lambda request: (f"scores:{request.worker_id}",)
+        lambda reply: bool(reply.scores or reply.cancelled), lambda request: f"scores:{request.worker_id}"
     ),
-    c.LEASE_SCORING.path: _Poll(lambda reply: bool(reply.leases) or reply.stop, lambda _: ("scoring",)),
-    c.FLIP.path: _Poll(lambda reply: reply.granted, lambda _: ("flip",)),
-    c.BATCH.path: _Poll(lambda reply: reply.groups is not None, lambda _: ("batch",)),
-    c.EVAL_STATUS.path: _Poll(lambda reply: reply.done == reply.total, lambda _: ("eval",)),
+    c.LEASE_SCORING.path: _Poll(lambda reply: bool(reply.leases) or reply.stop, lambda _: "scoring"),
+    c.FLIP.path: _Poll(lambda reply: reply.granted, lambda _: "flip"),
+    c.BATCH.path: _Poll(lambda reply: reply.groups is not None, lambda _: "batch"),
+    c.EVAL_STATUS.path: _Poll(lambda reply: reply.done == reply.total, lambda _: "eval"),
 }
 
 
+class Caller(Protocol):
+    """Who waits for an answer. ``gone``: the connection was closed; asked for the first time when the call begins to wait."""
+
+    @property
+    def gone(self) -> bool: ...
+
+
 class Topics:
-    """Named conditions. Applying and waiting happen on one thread, so a wake between the two cannot be missed."""
+    """Named conditions. Applying and waiting happen on one thread, so a wake between the two cannot be missed.
+
+    For the topics in ``PASSED_ON``, where one waiter takes what another could have taken, only the longest waiting is woken: hundreds
+    of workers may wait for the one lease there is. Who found something passes the wake on, for there may be more; who found nothing
+    has shown that there is nothing for the others. Other topics wake all.
+    """
+
+    PASSED_ON = frozenset({"lease", "scoring"})
 
     def __init__(self) -> None:
-        self._waiting: dict[str, set[asyncio.Future[None]]] = {}
+        self._waiting: dict[str, OrderedDict[asyncio.Future[None], None]] = {}
 
-    def wake(self, topics: set[str]) -> None:
+    def wake(self, topics: Iterable[str]) -> None:
         for topic in topics:
-            for future in self._waiting.pop(topic, ()):
-                if not future.done():
-                    future.set_result(None)
+            waiting = self._waiting.get(topic)
+            while waiting:
+                future, _ = waiting.popitem(last=False)
+                future.set_result(None)
+                if topic in self.PASSED_ON:
+                    break
+
+    def pass_on(self, topic: str) -> None:
+        """Wake the next one of those who take from the same."""
+        if topic in self.PASSED_ON:
+            self.wake((topic,))
 
     def wake_all(self) -> None:
-        self.wake(set(self._waiting))
+        for waiting in self._waiting.values():
+            for future in waiting:
+                future.set_result(None)
+        self._waiting.clear()
 
-    async def wait(self, topics: tuple[str, ...], timeout: float) -> None:
-        """Return after one of the topics was woken, or after ``timeout`` seconds."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        for topic in topics:
-            self._waiting.setdefault(topic, set()).add(future)
+    async def wait(self, topic: str, timeout: float) -> bool:
+        """True after the topic was woken, False after ``timeout`` seconds."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        waiting = self._waiting.setdefault(topic, OrderedDict())
+        waiting[future] = None
+        timer = loop.call_later(timeout, self._give_up, topic, future)
         try:
-            await asyncio.wait((future,), timeout=timeout)
+            await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled():
+                self.pass_on(topic)  # it was woken and leaves without looking
+            raise
+        except TimeoutError:
+            return False
         finally:
-            for topic in topics:
-                waiting = self._waiting.get(topic)
-                if waiting is not None:
-                    waiting.discard(future)
-                    if not waiting:
-                        del self._waiting[topic]
+            timer.cancel()
+            waiting.pop(future, None)
+        return True
+
+    def _give_up(self, topic: str, future: asyncio.Future[None]) -> None:
+        if not future.done():
+            self._waiting[topic].pop(future, None)
+            future.set_exception(TimeoutError())
 
 
 class Service:
@@ -102,16 +139,24 @@ class Service:
         self._store = store
         self._clock = clock
         self._topics = Topics()
-        self._answers: OrderedDict[str, tuple[float, asyncio.Future[bytes]]] = OrderedDict()
+        self._answers: OrderedDict[str, tuple[float, bytes]] = OrderedDict()
+        self._under_way: dict[str, asyncio.Future[bytes]] = {}
         self._ticker: asyncio.Task[None] | None = None
         self._closing = False
+        # Calls that need the database besides the live state.
+        self._special: dict[str, Callable[[Any, str | None], Awaitable[bytes]]] = {
+            c.START.path: self._start,
+            c.BAD_SHARD.path: self._bad_shard,
+            c.STATUS.path: self._status,
+            c.HISTORY.path: self._history,
+        }
         self.failed = asyncio.Event()
         """Set when the database can no longer be written or time no longer passes: the process must end."""
 
     async def start(self) -> None:
         self._store.start()
         for key, at, reply in await self._store.call(_load_answers):
-            self._remember(key, at, _done(reply))
+            self._answers[key] = (at, reply)
         self._ticker = asyncio.create_task(self._tick(), name="coordinator-ticker")
         self._ticker.add_done_callback(self._ticker_ended)
 
@@ -125,59 +170,102 @@ class Service:
 
     # ------------------------------------------------------------ calls
 
-    async def handle(self, endpoint: c.Endpoint, request: m.Message, key: str | None) -> bytes:
-        """The reply's JSON. Raises Refused, UserError (bad version text), Closing."""
+    async def handle(
+        self, endpoint: c.Endpoint, request: m.Message, key: str | None, caller: Caller | None = None
+    ) -> bytes:
+        """The reply's JSON. Raises Refused, UserError (bad version text, no key for a call that changes something), Closing."""
         if self._closing:
             raise Closing
-        if not endpoint.mutates or key is None:
-            return await self._answer(endpoint, request, None)
+        if not endpoint.mutates:
+            return await self._answer(endpoint, request, None, caller)
+        if not key:
+            raise UserError(
+                f"{endpoint.path} changes something: send an Idempotency-Key header, the same for each repetition"
+            )
+        key = f"{endpoint.path} {key}"
         known = self._answers.get(key)
         if known is not None:
-            return await asyncio.shield(known[1])
+            return known[1]
+        first = self._under_way.get(key)
+        if first is not None:
+            return await asyncio.shield(first)
+        return await self._first(endpoint, request, key, caller)
+
+    async def _first(self, endpoint: c.Endpoint, request: m.Message, key: str, caller: Caller | None) -> bytes:
+        """Answer a call under a new key; repetitions that come meanwhile wait for the same answer."""
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._remember(key, self._clock.now(), future)
+        self._under_way[key] = future
         try:
-            reply = await self._answer(endpoint, request, key)
+            reply = await self._answer(endpoint, request, key, caller)
         except BaseException as error:
-            self._answers.pop(key, None)
-            if not future.done():
-                future.set_exception(error if isinstance(error, Exception) else Closing())
-                future.exception()
+            future.set_exception(error if isinstance(error, Exception) else Closing())
+            future.exception()
             raise
+        finally:
+            del self._under_way[key]
+        self._answers[key] = (self._clock.now(), reply)
         future.set_result(reply)
         return reply
 
-    async def _answer(self, endpoint: c.Endpoint, request: m.Message, key: str | None) -> bytes:
+    async def _answer(self, endpoint: c.Endpoint, request: m.Message, key: str | None, caller: Caller | None) -> bytes:
         try:
-            if endpoint is c.START:
-                return await self._start(request, key)
-            if endpoint is c.STATUS:
-                return await self._status(request)
-            return await self._poll(endpoint, request, key)
+            special = self._special.get(endpoint.path)
+            return await (special(request, key) if special is not None else self._call(endpoint, request, key, caller))
         except EnvironmentFault as error:
             self._fail(error)
             raise Closing from error
 
-    async def _poll(self, endpoint: c.Endpoint, request: m.Message, key: str | None) -> bytes:
+    async def _call(self, endpoint: c.Endpoint, request: m.Message, key: str | None, caller: Caller | None) -> bytes:
         call, poll = self._queue.calls[endpoint.path], _POLLS.get(endpoint.path)
+        if self._closing:
+            raise Closing
+        if poll is None:
+            return await self._finish(call(request, self._clock.now()), key)
+        return await self._poll(call, poll, request, key, caller)
+
+    async def _poll(self, call: Call, poll: _Poll, request: m.Message, key: str | None, caller: Caller | None) -> bytes:
+        """Apply the call until it brings something or its time is over. Nothing is applied for a caller who has gone meanwhile."""
         loop = asyncio.get_running_loop()
         give_up = loop.time() + min(getattr(request, "wait_s", 0.0), LONGEST_WAIT_S)
+        waited = False
         while True:
             if self._closing:
                 raise Closing
+            if waited and caller is not None and caller.gone:
+                self._topics.pass_on(poll.topic(request))  # nothing is leased to a dead worker
+                raise Closing
             reply = call(request, self._clock.now())
             left = give_up - loop.time()
-            if poll is None or poll.ready(reply) or left <= 0:
-                return await self._finish(reply, key)
-            self._flush()
-            await self._topics.wait(poll.topics(request), left)
+            if poll.ready(reply):
+                self._topics.pass_on(poll.topic(request))
+            elif left > 0:
+                self._flush()
+                if not waited and caller is not None and caller.gone:
+                    raise Closing
+                await self._topics.wait(poll.topic(request), left)
+                waited = True
+                continue
+            return await self._finish(reply, key)
 
     async def _start(self, request: Any, key: str | None) -> bytes:
         after = request.checkpoint_step or 0
         groups = await self._store.call(lambda connection: groups_consumed_after(connection, after))
         return await self._finish(self._queue.start(request, groups, self._clock.now()), key)
 
-    async def _status(self, request: Any) -> bytes:
+    async def _bad_shard(self, request: Any, key: str | None) -> bytes:
+        after = PolicyVersion.parse(request.version).step
+        groups = await self._store.call(lambda connection: groups_consumed_after(connection, after))
+        return await self._finish(self._queue.bad_shard(request, groups, self._clock.now()), key)
+
+    async def _history(self, request: Any, key: str | None) -> bytes:
+        history = await self._store.call(lambda connection: rollout_history(connection, request.rollout_id))
+        if history is None:
+            raise UserError(
+                f"no rollout {request.rollout_id}: ids look like g000012-r3 (training) or e0.5-2-r0 (evaluation)"
+            )
+        return await self._finish(history, None)
+
+    async def _status(self, request: Any, key: str | None) -> bytes:
         duplicates = await self._store.call(count_duplicates)
         status = self._queue.status(request, self._clock.now())
         return await self._finish(status.model_copy(update={"duplicates": duplicates}), None)
@@ -197,9 +285,6 @@ class Service:
         wakes = self._queue.take_wakes()
         if wakes:
             self._topics.wake(wakes)
-
-    def _remember(self, key: str, at: float, future: asyncio.Future[bytes]) -> None:
-        self._answers[key] = (at, future)
 
     def _fail(self, error: BaseException) -> None:
         if not self.failed.is_set():
@@ -232,17 +317,11 @@ class Service:
 
     async def _prune(self, before: float) -> None:
         while self._answers:
-            key, (at, future) = next(iter(self._answers.items()))
-            if at >= before or not future.done():
+            key, (at, _) = next(iter(self._answers.items()))
+            if at >= before:
                 break
             del self._answers[key]
         await self._store.call(lambda connection: connection.execute("DELETE FROM idempotency WHERE at < ?", (before,)))
-
-
-def _done(reply: bytes) -> asyncio.Future[bytes]:
-    future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-    future.set_result(reply)
-    return future
 
 
 def _load_answers(connection: Any) -> list[tuple[str, float, bytes]]:

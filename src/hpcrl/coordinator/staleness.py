@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpcrl.coordinator.entities import Attempt, Group
+from hpcrl.protocol.states import State
 from hpcrl.protocol.version import PolicyVersion
 
 __all__ = ["Staleness", "policy_lag"]
@@ -46,15 +47,17 @@ class Staleness:
         """The oldest version step usable by the group at ``place`` (from 0) in the line of unconsumed groups."""
         return position + place // self.groups_per_step - self.max_policy_lag
 
-    def out_of_lag(self, group: Group, position: int) -> bool:
-        """Whether the group can no longer be part of a batch trained at ``position`` or later."""
-        oldest = group.oldest_step()
-        return oldest is not None and oldest < self.oldest_usable_step(position)
+    def spoiled(self, group: Group, position: int, now: float) -> tuple[str, list[Attempt]] | None:
+        """The group's attempts that no batch trained at ``position`` or later may contain, and why (``stale``, ``too_old``).
 
-    def refusal(self, attempts: list[Attempt], position: int, now: float) -> str | None:
-        """Why these trajectories may not be trained at ``position`` (``stale`` or ``too_old``), or None."""
-        if any(policy_lag(position, attempt.oldest) > self.max_policy_lag for attempt in attempts):
-            return "stale"
-        if self.max_age_s is not None and any(now - a.first_token_at > self.max_age_s for a in attempts):
-            return "too_old"
-        return None
+        None when there are none. Age is known of accepted attempts only (it begins with the first token).
+        """
+        attempts = [rollout.attempt for rollout in group.rollouts if rollout.attempt is not None]
+        stale = [a for a in attempts if policy_lag(position, a.oldest) > self.max_policy_lag]
+        if stale:
+            return "stale", stale
+        limit = self.max_age_s
+        if limit is None:
+            return None
+        old = [a for a in attempts if a.state is State.ACCEPTED and now - a.first_token_at > limit]
+        return ("too_old", old) if old else None

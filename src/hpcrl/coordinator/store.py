@@ -4,10 +4,8 @@
                ◀──────── future done after the commit ────────┘       (the next ones gather meanwhile)
 
 So the number of commits per second is that of the disk, whatever the number of calls, and nothing is answered before it is
-durable. ``synchronous=FULL``: one fsync per group commit costs latency only, and a checkpoint of the trainer must never know of
-consumptions that the database lost with the node. ``locking_mode=EXCLUSIVE``: needs no shared-memory file (unsafe on network file
-systems) and lets no second coordinator in. Any write error is final: what is in memory can no longer be trusted, the process
-must end and be restarted on the database.
+durable. Rows that several calls of one commit replaced are written once. Any write error is final: what is in memory can no longer
+be trusted, the process must end and be restarted on the database.
 """
 
 from __future__ import annotations
@@ -19,14 +17,13 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from hpcrl.coordinator.changes import ChangeSet
-from hpcrl.coordinator.tables import INDEXES, SCHEMA_VERSION, TABLES
+from hpcrl.coordinator.tables import TABLES, Row
 from hpcrl.errors import EnvironmentFault, HpcrlError
 
-__all__ = ["Answer", "Store", "open_database", "write_changes"]
+__all__ = ["Answer", "Rows", "Store", "write_changes"]
 
 T = TypeVar("T")
 _MOST_PER_COMMIT = 4096
@@ -51,38 +48,38 @@ class _Job:
     function: Callable[[sqlite3.Connection], Any] | None = None
 
 
-def open_database(path: Path) -> sqlite3.Connection:
-    """Open or create the database. Raises EnvironmentFault: locked by another process, another schema, not writable."""
-    try:
-        connection = sqlite3.connect(path, isolation_level=None, timeout=5.0, check_same_thread=False)
-        connection.execute("PRAGMA locking_mode=EXCLUSIVE")
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=FULL")
-        connection.execute("BEGIN IMMEDIATE")
-        for table in TABLES.values():
-            connection.execute(table.create)
-        for index in INDEXES:
-            connection.execute(index)
-        connection.execute("INSERT OR IGNORE INTO meta VALUES ('schema', ?)", (str(SCHEMA_VERSION),))
-        connection.execute("COMMIT")
-        found = connection.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()[0]
-    except sqlite3.Error as error:
-        hint = "is another coordinator running on it?" if "locked" in str(error) else "is the run directory writable?"
-        raise EnvironmentFault(f"cannot open {path}: {error}; {hint}") from error
-    if found != str(SCHEMA_VERSION):
-        connection.close()
-        raise EnvironmentFault(
-            f"{path} has schema {found}, this hpcrl reads {SCHEMA_VERSION}: use the version that wrote it"
-        )
-    return connection
+class Rows:
+    """Rows of several calls on their way into one transaction: of a row that later calls replace, only the last is written."""
+
+    def __init__(self) -> None:
+        self._keyed: dict[str, dict[Row, Row]] = {}
+        self._appended: dict[str, list[Row]] = {}
+
+    def add(self, name: str, rows: list[Row]) -> None:
+        width = TABLES[name].replaces
+        if width:
+            self._keyed.setdefault(name, {}).update((row[:width], row) for row in rows)
+        else:
+            self._appended.setdefault(name, []).extend(rows)
+
+    def write(self, connection: sqlite3.Connection) -> None:
+        for name, keyed in self._keyed.items():
+            connection.executemany(TABLES[name].write, keyed.values())
+        for name, rows in self._appended.items():
+            connection.executemany(TABLES[name].write, rows)
+        self._keyed, self._appended = {}, {}
 
 
-def write_changes(connection: sqlite3.Connection, changes: ChangeSet) -> None:
-    """Write one call's rows; the caller holds the transaction."""
+def write_changes(connection: sqlite3.Connection, changes: ChangeSet, rows: Rows | None = None) -> None:
+    """Write one call's rows, or gather them in ``rows`` to be written later; the caller holds the transaction."""
+    gathered = Rows() if rows is None else rows
     if changes.unconsume_after is not None:
+        gathered.write(connection)
         connection.execute("DELETE FROM consumptions WHERE step > ?", (changes.unconsume_after,))
-    for name, rows in changes.rows.items():
-        connection.executemany(TABLES[name].write, rows)
+    for name, new in changes.rows.items():
+        gathered.add(name, new)
+    if rows is None:
+        gathered.write(connection)
 
 
 class Store:
@@ -184,15 +181,20 @@ class Store:
         return jobs or None
 
     def _commit(self, jobs: list[_Job]) -> list[Any]:
-        connection = self._connection
+        connection, rows = self._connection, Rows()
         results: list[Any] = []
         connection.execute("BEGIN")
         for job in jobs:
-            results.append(job.function(connection) if job.function is not None else None)
+            if job.function is not None:
+                rows.write(connection)  # it sees everything submitted before it
+                results.append(job.function(connection))
+                continue
+            results.append(None)
             if job.changes is not None:
-                write_changes(connection, job.changes)
-        answers = [(j.answer.key, j.answer.at, j.answer.reply) for j in jobs if j.answer is not None]
-        connection.executemany(TABLES["idempotency"].write, answers)
+                write_changes(connection, job.changes, rows)
+            if job.answer is not None:
+                rows.add("idempotency", [(job.answer.key, job.answer.at, job.answer.reply)])
+        rows.write(connection)
         connection.execute("COMMIT")
         self.commits += 1
         return results

@@ -1,6 +1,8 @@
 """The tables of ``coordinator.db`` and how live objects become their rows. Both the store and restoring read this one list.
 
-``transitions`` is the history of every attempt; the other tables hold the present state. Versions are written ``L.S``.
+``transitions`` is the history of every attempt, ``rejections`` what came too late; ``counters`` are the sums a status shows, so that a
+restart adds up nothing; the other tables hold the present state. Versions are written ``L.S``. A change of any column is a new
+``SCHEMA_VERSION`` and an entry in ``migrations.py``.
 """
 
 from __future__ import annotations
@@ -27,13 +29,14 @@ __all__ = [
     "version_row",
 ]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 Row = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """``columns``: SQL declarations, space-separated name first. With a ``key`` rows replace their predecessor, else they append."""
+    """``columns``: SQL declarations, space-separated name first. With a ``key`` (its columns are the first ones) rows replace their
+    predecessor, else they append."""
 
     name: str
     columns: tuple[str, ...]
@@ -45,6 +48,11 @@ class Table:
         return tuple(column.split()[0] for column in self.columns)
 
     @property
+    def replaces(self) -> int:
+        """Number of leading columns under which a later row simply replaces an earlier one; 0 when every row counts."""
+        return 0 if not self.key or self.on_conflict else len(self.key.split(","))
+
+    @property
     def create(self) -> str:
         key = f", PRIMARY KEY ({self.key})" if self.key else ""
         return f"CREATE TABLE IF NOT EXISTS {self.name} ({', '.join(self.columns)}{key})"
@@ -54,7 +62,9 @@ class Table:
         text = f"INSERT INTO {self.name} ({', '.join(self.names)}) VALUES ({', '.join('?' * len(self.columns))})"
         if not self.key:
             return text
-        update = self.on_conflict or ", ".join(f"{n} = excluded.{n}" for n in self.names if n != self.key)
+        update = self.on_conflict or ", ".join(
+            f"{n} = excluded.{n}" for n in self.names if n not in self.key.split(", ")
+        )
         return f"{text} ON CONFLICT ({self.key}) DO UPDATE SET {update}"
 
 
@@ -66,13 +76,17 @@ TABLES = {
             "groups",
             (
                 *("group_id TEXT", "seq INTEGER", "split TEXT", "task_id TEXT", "task_dir TEXT", "created_at REAL"),
-                *("min_step INTEGER", "eval_version TEXT", "state TEXT", "consumed_step INTEGER"),
+                *("min_step INTEGER", "eval_version TEXT", "state TEXT", "consumed_step INTEGER", "redraws INTEGER"),
+                *("head TEXT", "baseline TEXT"),
             ),
             "group_id",
         ),
         Table(
             "rollouts",
-            ("rollout_id TEXT", "group_id TEXT", "idx INTEGER", "tries INTEGER", "failures INTEGER", "state TEXT"),
+            (
+                *("rollout_id TEXT", "group_id TEXT", "idx INTEGER", "tries INTEGER", "infra_failures INTEGER"),
+                *("data_failures INTEGER", "state TEXT"),
+            ),
             "rollout_id",
         ),
         Table(
@@ -80,6 +94,7 @@ TABLES = {
             (
                 *("attempt_id TEXT", "rollout_id TEXT", "group_id TEXT", "worker_id TEXT", "replica_id TEXT"),
                 *("policy_version TEXT", "state TEXT", "cause TEXT", "leased_at REAL", "deadline_at REAL"),
+                "changed_at REAL",
                 *("artifact TEXT", "digest TEXT", "environment_version TEXT", "policy_failure TEXT"),
                 *(
                     "scorer_id TEXT",
@@ -101,6 +116,7 @@ TABLES = {
             "rollout_id",
             "times = times + 1",
         ),
+        Table("counters", ("name TEXT", "item TEXT", "value INTEGER"), "name, item"),
         Table("rejections", ("attempt_id TEXT", "report TEXT", "reporter TEXT", "reason TEXT", "at REAL")),
         Table(
             "versions",
@@ -129,9 +145,15 @@ TABLES = {
 }
 
 INDEXES = (
-    "CREATE INDEX IF NOT EXISTS groups_by_state ON groups (state)",
+    # Partial: the millions of finished rows are in none of those that the running coordinator reads.
+    "CREATE INDEX IF NOT EXISTS groups_live ON groups (state) WHERE state IN ('open', 'complete')",
+    "CREATE INDEX IF NOT EXISTS groups_by_step ON groups (consumed_step) WHERE consumed_step IS NOT NULL",
+    "CREATE INDEX IF NOT EXISTS groups_by_seq ON groups (split, seq)",
     "CREATE INDEX IF NOT EXISTS rollouts_by_group ON rollouts (group_id)",
     "CREATE INDEX IF NOT EXISTS attempts_by_group ON attempts (group_id)",
+    "CREATE INDEX IF NOT EXISTS transitions_by_attempt ON transitions (attempt_id)",
+    "CREATE INDEX IF NOT EXISTS rejections_by_attempt ON rejections (attempt_id)",
+    "CREATE INDEX IF NOT EXISTS consumptions_by_step ON consumptions (step)",
     "CREATE INDEX IF NOT EXISTS consumptions_twice ON consumptions (times) WHERE times > 1",
     "CREATE INDEX IF NOT EXISTS idempotency_by_age ON idempotency (at)",
 )
@@ -144,14 +166,18 @@ def _text(version: PolicyVersion | None) -> str | None:
 def group_row(group: Group) -> Row:
     return (
         *(group.group_id, group.seq, group.split, group.task.task_id, group.task.task_dir, group.created_at),
-        *(group.min_step, _text(group.eval_version), group.state, group.consumed_step),
+        *(group.min_step, _text(group.eval_version), group.state, group.consumed_step, group.redraws),
+        *(group.head, json.dumps(group.baseline)),
     )
 
 
 def rollout_row(rollout: Rollout) -> Row:
     """The state of a rollout that has not ended is its attempt's; it is stored as pending."""
     state = rollout.state if rollout.ended else State.PENDING
-    return (rollout.rollout_id, rollout.group.group_id, rollout.index, rollout.tries, rollout.failures, state.value)
+    return (
+        *(rollout.rollout_id, rollout.group.group_id, rollout.index, rollout.tries),
+        *(rollout.infra_failures, rollout.data_failures, state.value),
+    )
 
 
 def attempt_row(attempt: Attempt) -> Row:
@@ -159,6 +185,7 @@ def attempt_row(attempt: Attempt) -> Row:
     return (
         *(attempt.attempt_id, rollout.rollout_id, rollout.group.group_id, attempt.worker_id, attempt.replica_id),
         *(str(attempt.version), attempt.state.value, attempt.cause, attempt.leased_at, attempt.deadline_at),
+        attempt.changed_at,
         *(attempt.artifact, attempt.digest, attempt.environment_version, attempt.policy_failure),
         *(
             attempt.scorer_id,

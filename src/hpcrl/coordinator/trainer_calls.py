@@ -1,4 +1,4 @@
-"""The trainer's calls: start, published, batch, checkpointed, eval, eval_status.
+"""The trainer's calls: start, published, batch, bad_shard, checkpointed, eval, eval_status.
 
 A batch is given out once per version: the same version asked again gets the same batch, also after a restart of either side.
 Consumption is provisional; ``start`` from checkpoint step c takes back every consumption at a later step.
@@ -13,11 +13,14 @@ from hpcrl.coordinator.binding import Binder
 from hpcrl.coordinator.entities import BOUND, Attempt, EvalRun, Group, Position, Version
 from hpcrl.coordinator.ledger import Ledger, Refused
 from hpcrl.coordinator.replica_calls import ReplicaCalls
+from hpcrl.coordinator.stragglers import split_due
 from hpcrl.protocol import messages as m
 from hpcrl.protocol.states import State
 from hpcrl.protocol.version import PolicyVersion
 
 __all__ = ["TrainerCalls"]
+
+_AGE_EVERY_S = 1.0
 
 
 class TrainerCalls:
@@ -26,6 +29,7 @@ class TrainerCalls:
         self._replicas = replicas
         self._binder = binder
         self.last_batch: m.Batch | None = None
+        self._aged_at = 0.0
 
     # ------------------------------------------------------------ start
 
@@ -43,7 +47,7 @@ class TrainerCalls:
         ledger.changes.unconsume(step)
         ledger.set_position(Position(ledger.position.lineage + 1, step))
         self.last_batch = None
-        self._close_stale(now)
+        self.give_up_spoiled(now)
         ledger.wake_all()
         return m.TrainerStarted(lineage=ledger.position.lineage, step=step)
 
@@ -90,6 +94,7 @@ class TrainerCalls:
         if version.step >= ledger.staleness.steps:
             raise Refused(f"no batch for {version}: the run has {ledger.staleness.steps} steps (trainer.steps)")
         chosen = self._choose(now)
+        ledger.asking.note("trainer", f"batch {version}", now, satisfied=chosen is not None)
         if chosen is None:
             why = self._binder.given_up(version)
             if why is not None and not self._binder.can_go_on():
@@ -100,45 +105,77 @@ class TrainerCalls:
                 in_flight=ledger.tally.in_flight,
                 waiting_groups=len(ledger.complete),
             )
-        refs = [_batch_group(group) for group in chosen]
+        refs = batch_groups(chosen)
         for group in chosen:
             ledger.consume(group, now)
         ledger.set_position(Position(version.lineage, version.step + 1))
-        self._close_stale(now)
+        self.give_up_spoiled(now)
         ledger.wakes |= {"lease", "flip"}
         self.last_batch = m.Batch(version=request.version, groups=refs)
         return self.last_batch
 
     def _choose(self, now: float) -> list[Group] | None:
-        """The oldest complete groups that make a batch; those too stale or too old are closed and counted on the way."""
+        """The oldest complete groups that make a batch; what is too stale or too old is drawn again and counted on the way."""
         ledger = self._l
         wanted, step = ledger.staleness.groups_per_step, ledger.position.step
         if len(ledger.complete) < wanted:
             return None
-        chosen = []
-        for _, group in sorted(ledger.complete.items()):
-            reason = ledger.staleness.refusal(group.accepted, step, now)
-            if reason is not None:
-                ledger.close_group(group, reason, now)
-                continue
-            chosen.append(group)
-            if len(chosen) == wanted:
-                return chosen
-        return None
+        if step == ledger.staleness.steps - 1 and any(
+            g.head is not None and g.state == "open" for g in ledger.groups.values()
+        ):
+            return None  # the last batch waits for every straggler: none is left out for having been slow
+        chosen = [group for _, group in sorted(ledger.complete.items()) if not self._gave_up(group, now)][:wanted]
+        if len(chosen) < wanted:
+            return None
+        taken = {group.group_id for group in chosen}
+        tails = [tail for tail in list(ledger.tails.values()) if tail.head in taken or tail.head not in ledger.groups]
+        return chosen + [tail for tail in tails if not self._gave_up(tail, now)]
+
+    def _gave_up(self, group: Group, now: float) -> bool:
+        """Whether samples of the group became too old for this batch; they are drawn again."""
+        spoiled = self._l.staleness.spoiled(group, self._l.position.step, now)
+        if spoiled is not None:
+            self._l.redraw(group, spoiled[1], spoiled[0], now)
+        return spoiled is not None
 
     def restore_batch(self, groups: list[Group]) -> None:
         """After a restart: the batch that was given out last, from the groups consumed at the present position."""
         if groups:
             version = PolicyVersion(self._l.position.lineage, self._l.position.step - 1)
-            refs = [_batch_group(group) for group in sorted(groups, key=lambda group: group.seq)]
-            self.last_batch = m.Batch(version=str(version), groups=refs)
+            ordered = sorted(groups, key=lambda group: (group.head is not None, group.seq))
+            self.last_batch = m.Batch(version=str(version), groups=batch_groups(ordered))
 
-    def _close_stale(self, now: float) -> None:
-        """Close early what can no longer be consumed in time; new groups take its place."""
-        step = self._l.position.step
-        stale = [g for g in self._l.groups.values() if g.split == "train" and self._l.staleness.out_of_lag(g, step)]
-        for group in stale:
-            self._l.close_group(group, "stale", now)
+    def give_up_spoiled(self, now: float) -> None:
+        """Give up early what can no longer be consumed in time; it is drawn again with newer weights."""
+        for group in [group for group in self._l.groups.values() if group.split == "train"]:
+            if group.group_id in self._l.groups:  # not closed with its head meanwhile
+                self._gave_up(group, now)
+
+    def expire(self, now: float) -> None:
+        """Stragglers are split off, and what grew too old by the clock is given up when it happens: its place is wanted."""
+        split_due(self._l, now)
+        if self._l.config.staleness.max_age_s is not None and now - self._aged_at >= _AGE_EVERY_S:
+            self._aged_at = now
+            self.give_up_spoiled(now)
+
+    def bad_shard(self, request: m.BadShard, consumed: Iterable[Group], now: float) -> m.Empty:
+        """A shard cannot be read: the batch for ``version`` is taken back if it was given, and the shard's samples are drawn again.
+
+        ``consumed``: the groups of that batch, from the store. Groups of it that the shard has no part in are in the next answer.
+        """
+        ledger, version = self._l, self._own(request.version)
+        if version.step not in (ledger.position.step, ledger.position.step - 1):
+            raise Refused(f"no batch for {version} is being trained: training stands at {ledger.position.version}")
+        if version.step < ledger.position.step:
+            for group in consumed:
+                ledger.take_back(group, now)
+            ledger.changes.unconsume(version.step)
+            ledger.set_position(Position(*version))
+            self.last_batch = None
+        for attempt in [a for a in ledger.attempts.values() if a.shard == request.shard]:
+            ledger.fail(attempt, "data", "bad_shard", now)
+        ledger.wakes |= {"batch", "lease", "flip"}
+        return m.Empty()
 
     # ------------------------------------------------------------ evaluation
 
@@ -173,6 +210,7 @@ class TrainerCalls:
         why = self._binder.given_up(run.version) if run.active else None
         if why is not None:
             raise Refused(f"no evaluation: {why}")
+        self._l.asking.note("trainer", f"evaluation {run.version}", now, satisfied=not run.active)
         return eval_result(run)
 
 
@@ -182,11 +220,22 @@ def eval_result(run: EvalRun) -> m.EvalResult:
     )
 
 
-def _batch_group(group: Group) -> m.BatchGroup:
-    kept = [r.attempt for r in group.rollouts if r.attempt is not None and r.state in (State.ACCEPTED, State.CONSUMED)]
-    return m.BatchGroup(
-        group_id=group.group_id, task_id=group.task.task_id, trajectories=[_reference(attempt) for attempt in kept]
-    )
+def batch_groups(groups: list[Group]) -> list[m.BatchGroup]:
+    """Heads in their order, then tails; a tail whose head is among them joins it, another carries its head's rewards."""
+    found: dict[str, m.BatchGroup] = {}
+    for group in groups:
+        name = group.head or group.group_id
+        kept = [
+            r.attempt for r in group.rollouts if r.attempt is not None and r.state in (State.ACCEPTED, State.CONSUMED)
+        ]
+        joined = found.get(name)
+        found[name] = m.BatchGroup(
+            group_id=name,
+            task_id=group.task.task_id,
+            trajectories=[*(joined.trajectories if joined else []), *map(_reference, kept)],
+            baseline=[] if joined else group.baseline,
+        )
+    return list(found.values())
 
 
 def _reference(attempt: Attempt) -> m.TrajectoryRef:

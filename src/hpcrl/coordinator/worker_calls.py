@@ -31,7 +31,9 @@ class WorkerCalls:
     def lease(self, request: m.LeaseRequest, now: float) -> m.LeaseReply:
         if self._l.finished is not None:
             return m.LeaseReply(stop=True)
-        return m.LeaseReply(leases=[self._lease(a) for a in self._binder.bind(request.worker_id, request.n, now)])
+        attempts = self._binder.bind(request.worker_id, request.n, now)
+        self._l.asking.note(f"worker {request.worker_id}", "work", now, satisfied=bool(attempts))
+        return m.LeaseReply(leases=[self._lease(attempt) for attempt in attempts])
 
     def _lease(self, attempt: Attempt) -> m.Lease:
         group, rollout = attempt.rollout.group, self._l.config.rollout
@@ -65,6 +67,10 @@ class WorkerCalls:
             attempt = self._own(attempt_id, request.worker_id)
             if isinstance(attempt, Attempt) and attempt.state is State.LEASED:
                 self._l.move(attempt, State.RUNNING, now)
+        for attempt_id, phase in request.phases.items():
+            attempt = self._own(attempt_id, request.worker_id)
+            if isinstance(attempt, Attempt):
+                attempt.phase, attempt.phase_since = phase.name, phase.since
         return m.HeartbeatReply(cancelled=cancelled, stop=self._l.finished is not None)
 
     def _own(self, attempt_id: str, worker_id: str) -> Attempt | str:

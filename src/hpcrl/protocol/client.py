@@ -20,6 +20,7 @@ import httpx
 
 from hpcrl.errors import InfraError
 from hpcrl.protocol import messages as m
+from hpcrl.protocol.history import HistoryRequest, RolloutHistory
 from hpcrl.protocol.keys import Role, role_key
 from hpcrl.protocol.rundir import RunDir
 
@@ -59,12 +60,14 @@ REFUSED = Endpoint("/v1/inference/refused", "inference", m.ReplicaRefused, m.Emp
 START = Endpoint("/v1/trainer/start", "trainer", m.TrainerStart, m.TrainerStarted)
 PUBLISHED = Endpoint("/v1/trainer/published", "trainer", m.VersionPublished, m.Empty)
 BATCH = Endpoint("/v1/trainer/batch", "trainer", m.BatchRequest, m.Batch, mutates=False)
+BAD_SHARD = Endpoint("/v1/trainer/bad_shard", "trainer", m.BadShard, m.Empty)
 CHECKPOINTED = Endpoint("/v1/trainer/checkpointed", "trainer", m.CheckpointDone, m.Empty)
 EVAL = Endpoint("/v1/trainer/eval", "trainer", m.EvalRequest, m.Empty)
 EVAL_STATUS = Endpoint("/v1/trainer/eval_status", "trainer", m.EvalStatusRequest, m.EvalResult, mutates=False)
 
 FINISH = Endpoint("/v1/admin/finish", "admin", m.Finish, m.Empty)
 STATUS = Endpoint("/v1/admin/status", "admin", m.StatusRequest, m.Status, mutates=False)
+HISTORY = Endpoint("/v1/admin/history", "admin", HistoryRequest, RolloutHistory, mutates=False)
 
 ENDPOINTS: tuple[Endpoint, ...] = (
     LEASE,
@@ -83,11 +86,13 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     START,
     PUBLISHED,
     BATCH,
+    BAD_SHARD,
     CHECKPOINTED,
     EVAL,
     EVAL_STATUS,
     FINISH,
     STATUS,
+    HISTORY,
 )
 """All calls. ``admin`` is the launcher and the CLI. The batch call is repeatable by its version, heartbeats by nature."""
 

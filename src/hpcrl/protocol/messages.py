@@ -12,50 +12,16 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hpcrl.protocol.states import State
 
+# fmt: off
 __all__ = [
-    "Ack",
-    "ArtifactItem",
-    "ArtifactReport",
-    "Batch",
-    "BatchGroup",
-    "BatchRequest",
-    "CheckpointDone",
-    "Empty",
-    "EvalRequest",
-    "EvalResult",
-    "EvalStatusRequest",
-    "FailureItem",
-    "FailureReport",
-    "Finish",
-    "FlipGrant",
-    "FlipRequest",
-    "Heartbeat",
-    "HeartbeatReply",
-    "Lease",
-    "LeaseReply",
-    "LeaseRequest",
-    "Message",
-    "ReplicaReady",
-    "ReplicaRefused",
-    "ReplicaRegister",
-    "Sampling",
-    "ScoreItem",
-    "ScoreReport",
-    "ScoredAttempt",
-    "ScoresReply",
-    "ScoresRequest",
-    "ScoringLease",
-    "ScoringReply",
-    "ScoringRequest",
-    "SealedItem",
-    "SealedReport",
-    "Status",
-    "StatusRequest",
-    "TrainerStart",
-    "TrainerStarted",
-    "TrajectoryRef",
-    "VersionPublished",
+    "Ack", "ArtifactItem", "ArtifactReport", "BadShard", "Batch", "BatchGroup", "BatchRequest", "CheckpointDone",
+    "Empty", "EvalRequest", "EvalResult", "EvalStatusRequest", "FailureItem", "FailureReport", "Finish", "FlipGrant",
+    "FlipRequest", "Heartbeat", "HeartbeatReply", "Lease", "LeaseReply", "LeaseRequest", "Message", "Phase",
+    "ReplicaReady", "ReplicaRefused", "ReplicaRegister", "Sampling", "ScoreItem", "ScoreReport", "ScoredAttempt",
+    "ScoresReply", "ScoresRequest", "ScoringLease", "ScoringReply", "ScoringRequest", "SealedItem", "SealedReport",
+    "Status", "StatusRequest", "TrainerStart", "TrainerStarted", "TrajectoryRef", "VersionPublished", "Wait",
 ]
+# fmt: on
 
 FailureKind = Literal["infra", "policy", "data"]
 Split = Literal["train", "eval"]
@@ -119,12 +85,23 @@ class LeaseReply(Message):
     stop: bool = Field(False, description="the run has ended: finish and exit")
 
 
+class Phase(Message):
+    """What an attempt is doing and since when."""
+
+    name: str = Field(examples=["tool call"])
+    since: float
+
+
 class Heartbeat(Message):
-    """One call per worker for all its attempts. ``running`` moves LEASED attempts to RUNNING; a beat extends every lease."""
+    """One call per worker for all its attempts. ``running`` moves LEASED attempts to RUNNING; a beat extends every lease.
+
+    ``phases`` is for people who ask what everybody waits for; it is not stored.
+    """
 
     worker_id: str
     attempt_ids: list[str]
     running: list[str] = []
+    phases: dict[str, Phase] = {}
 
 
 class HeartbeatReply(Message):
@@ -318,9 +295,13 @@ class TrajectoryRef(Message):
 
 
 class BatchGroup(Message):
+    """``baseline``: rewards of the same group's trajectories that an earlier batch trained; they belong to the group's mean and
+    deviation, so that latecomers are judged as their group was, but are not trained again."""
+
     group_id: str
     task_id: str
     trajectories: list[TrajectoryRef]
+    baseline: list[float] = []
 
 
 class Batch(Message):
@@ -330,6 +311,14 @@ class Batch(Message):
     groups: list[BatchGroup] | None
     in_flight: int = 0
     waiting_groups: int = 0
+
+
+class BadShard(Message):
+    """A shard of the batch for ``version`` cannot be read: its samples are drawn again, and the batch is taken back if it was given."""
+
+    version: str
+    shard: str
+    reason: str
 
 
 class CheckpointDone(Message):
@@ -369,6 +358,15 @@ class StatusRequest(Message):
     pass
 
 
+class Wait(Message):
+    """One thing that waits. Example: trainer waits for batch 0.7 because "2 of 4 groups complete; g000012 7/8: …"."""
+
+    who: str = Field(examples=["trainer", "replica r0", "worker cpu1-0"])
+    what: str = Field(examples=["batch 0.7"])
+    since: float = Field(description="seconds since the epoch")
+    why: str
+
+
 class Status(Message):
     """A snapshot for people and for the end-of-run checks."""
 
@@ -390,4 +388,8 @@ class Status(Message):
     duplicates: int
     eval: list[EvalResult]
     recent_reward: float | None
+    groups: dict[str, int] = Field(
+        {}, description="how training groups fared: consumed, zero_variance, closed:REASON, …"
+    )
+    waits: list[Wait] = Field([], description="who waits for what, longest first")
     versions: list[dict[str, float | str | dict[str, str]]]

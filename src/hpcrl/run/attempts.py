@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +20,9 @@ from pydantic import ValidationError
 
 from hpcrl.config import RunConfig
 from hpcrl.errors import DataError, InfraError, PolicyError, UserError
-from hpcrl.harness import ChatClient, Limits, Outcome, run_attempt
+from hpcrl.harness import ChatClient, Limits, Model, Outcome, Reply, run_attempt
+from hpcrl.harness.client import Message
+from hpcrl.harness.loop import CommandOutput, Shell
 from hpcrl.metrics.sink import Value
 from hpcrl.protocol.keys import role_key
 from hpcrl.protocol.messages import ArtifactItem, Lease, SealedItem
@@ -47,6 +50,30 @@ class Ended:
     timings: dict[str, float] = field(default_factory=dict)
 
 
+class _WatchedModel:
+    """Tells when a model call begins and ends."""
+
+    def __init__(self, model: Model, phase: Callable[[str], None]) -> None:
+        self._model = model
+        self._phase = phase
+
+    async def complete(self, messages: Sequence[Message], timeout_s: float) -> Reply:
+        self._phase("model call")
+        return await self._model.complete(messages, timeout_s)
+
+
+class _WatchedShell:
+    """Tells when a command begins."""
+
+    def __init__(self, shell: Shell, phase: Callable[[str], None]) -> None:
+        self._shell = shell
+        self._phase = phase
+
+    async def run(self, command: str, timeout_s: float) -> CommandOutput:
+        self._phase("tool call")
+        return await self._shell.run(command, timeout_s)
+
+
 class AttemptRunner:
     """Runs attempts; holds what they share: connections, the pool of sandboxes, images and tasks."""
 
@@ -68,8 +95,11 @@ class AttemptRunner:
         self._opening = config.harness.opening()
         self._tasks: dict[str, Task] = {}
 
-    async def run(self, lease: Lease) -> Ended:
-        """One attempt to its end. Raises InfraError, DataError; may be cancelled at any time (the sandbox is stopped)."""
+    async def run(self, lease: Lease, phase: Callable[[str], None] = lambda name: None) -> Ended:
+        """One attempt to its end; ``phase`` is told what it is doing. May be cancelled at any time (the sandbox is stopped).
+
+        Raises InfraError, DataError.
+        """
         began = time.monotonic()
         timings: dict[str, float] = {}
         try:
@@ -80,16 +110,18 @@ class AttemptRunner:
         environment = task.environment_version(image) if image is not None else task.files_digest
         spec = sandbox_spec(task, image, self._sandbox_limits)
         started = time.monotonic()
+        phase("sandbox start")
         async with self._pool.sandbox(spec, lease.attempt_id) as sandbox:
             timings["sandbox_start"] = time.monotonic() - started
             outcome = await run_attempt(
                 task.instruction,
-                sandbox,
-                self._model(lease),
+                _WatchedShell(sandbox, phase),
+                _WatchedModel(self._model(lease), phase),
                 self._limits(lease, task),
                 opening=self._opening,
             )
             timings["model"], timings["commands"] = outcome.model_s, outcome.command_s
+            phase("artifact")
             started = time.monotonic()
             artifact = await self._artifact(lease, environment, sandbox, outcome)
             timings["artifact"] = time.monotonic() - started

@@ -19,14 +19,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import uvicorn
+import uvloop
 
 from hpcrl.clock import SystemClock
 from hpcrl.config import load_config
-from hpcrl.coordinator.api import create_app
+from hpcrl.coordinator.api import Api
+from hpcrl.coordinator.database import open_database, require_locks
 from hpcrl.coordinator.queue import Queue
 from hpcrl.coordinator.restore import restore
 from hpcrl.coordinator.service import Service
-from hpcrl.coordinator.store import Store, open_database
+from hpcrl.coordinator.store import Store
 from hpcrl.coordinator.tasks import find_tasks
 from hpcrl.errors import EnvironmentFault, HpcrlError
 from hpcrl.protocol.rundir import RunDir
@@ -68,6 +70,7 @@ async def serve(run: RunDir, host: str, port: int, resume: bool) -> int:
     config, secret, clock = load_config(run.config), run.secret(), SystemClock()
     train = find_tasks(config.tasks.train, "tasks.train")
     evaluation = find_tasks(config.tasks.eval, "tasks.eval") if config.tasks.eval is not None else []
+    require_locks(run.root)
     connection = open_database(run.database)
     queue = Queue(config, train, evaluation, secret, run.run_id)
     restore(queue, connection, clock.now())
@@ -78,7 +81,8 @@ async def serve(run: RunDir, host: str, port: int, resume: bool) -> int:
     listener = _listen(host, port)
     server = _Server(
         uvicorn.Config(
-            create_app(service, secret),
+            Api(service, secret),
+            http="httptools",
             log_level="warning",
             access_log=False,
             lifespan="off",
@@ -114,7 +118,8 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     run = RunDir(given.run_dir)
     try:
-        return asyncio.run(serve(run, given.host, given.port, given.resume))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(serve(run, given.host, given.port, given.resume))
     except HpcrlError as error:
         log.error("%s", error)
         record_failure(run, "coordinator", str(error))

@@ -57,6 +57,7 @@ class _Live:
     lease: m.Lease
     task: asyncio.Task[None] | None = None
     ended: Ended | None = None
+    phase: m.Phase | None = None
     reported_at: float = 0.0
     scored_at: float = 0.0
 
@@ -170,7 +171,10 @@ class Worker:
                     await asyncio.sleep(_RUNNING_S)
             self._signals.started.clear()
             running, self._unannounced = sorted(self._unannounced & self._live.keys()), set()
-            beat = m.Heartbeat(worker_id=self._id, attempt_ids=sorted(self._live), running=running)
+            phases = {
+                name: live.phase for name, live in self._live.items() if live.phase is not None and live.ended is None
+            }
+            beat = m.Heartbeat(worker_id=self._id, attempt_ids=sorted(self._live), running=running, phases=phases)
             reply = await self._client.call(calls.HEARTBEAT, beat)
             for attempt_id, reason in reply.cancelled.items():
                 self._drop(attempt_id, reason)
@@ -197,9 +201,13 @@ class Worker:
     async def _attempt(self, live: _Live) -> None:
         """The agent's part of an attempt; the one place where its failure is recorded, as data."""
         lease = live.lease
+
+        def phase(name: str) -> None:
+            live.phase = m.Phase(name=name, since=time.time())
+
         try:
             try:
-                ended = await self._runner.run(lease)
+                ended = await self._runner.run(lease, phase)
             except (InfraError, DataError) as error:
                 await self._failed(lease, error)
                 return

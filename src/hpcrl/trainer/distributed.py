@@ -114,6 +114,14 @@ class Ranks:
                 raise RunError(f"trainer rank {rank}: {cause}")
         return result  # type: ignore[return-value]
 
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value (plain data), by rank, on every rank."""
+        if self.world == 1:
+            return [value]
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value, group=self._control)
+        return values
+
     def sum(self, tensor: torch.Tensor) -> None:
         """Add up a small CPU tensor in place."""
         if self.world > 1:

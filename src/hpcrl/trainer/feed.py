@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 from hpcrl.errors import RunError
@@ -10,8 +12,11 @@ from hpcrl.protocol import client as calls
 from hpcrl.protocol import messages as m
 from hpcrl.protocol.version import PolicyVersion
 from hpcrl.trainer.distributed import Ranks
+from hpcrl.trajectory.names import QUARANTINE, quarantine
 
 __all__ = ["Coordinator", "Feed", "Stopped"]
+
+log = logging.getLogger(__name__)
 
 Req = TypeVar("Req", bound=m.Message)
 Rep = TypeVar("Rep", bound=m.Message)
@@ -59,6 +64,17 @@ class Feed:
             return None
 
         return self._or_stopped(wait)
+
+    def bad_shards(self, version: PolicyVersion, bad: dict[str, str], root: Path) -> None:
+        """Shards (path under ``root`` → reason) of the batch for ``version`` cannot be read: put them aside and give the batch back."""
+
+        def report() -> None:
+            for shard, reason in bad.items():
+                log.error("%s; it goes to %s/ and its samples are drawn again", reason, QUARANTINE)
+                quarantine(root / shard)
+                self._call(calls.BAD_SHARD, m.BadShard(version=str(version), shard=shard, reason=reason))
+
+        self._ranks.decide(report)
 
     def evaluate(self, version: PolicyVersion, samples: int) -> m.EvalResult:
         """Have every held-out task sampled with exactly ``version``; waits for the result. Raises Stopped."""

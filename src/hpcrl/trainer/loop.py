@@ -6,7 +6,8 @@
     evaluate L.0
     while step < steps:
         BATCH(L.S) ── waits for complete groups ── ◀── workers seal shards, the coordinator joins them
-        read own share of the shards, update
+        read own share of the shards; a bad one: quarantined, told (BAD_SHARD), BATCH again
+        update
         publish L.(S+1)                               waits for the transfer of the version before
         checkpoint every N steps and at the end ──▶ CHECKPOINTED
         evaluate every M steps and at the end ── waits until replicas serve exactly this version and all attempts ended
@@ -28,6 +29,7 @@ import torch
 from hpcrl.config.schema import RunConfig
 from hpcrl.metrics import MetricsWriter
 from hpcrl.metrics.sink import Value
+from hpcrl.protocol.messages import Batch
 from hpcrl.protocol.rundir import RunDir
 from hpcrl.protocol.version import PolicyVersion
 from hpcrl.trainer.checkpoint import Checkpoint, Checkpoints, latest_complete
@@ -149,7 +151,7 @@ class Trainer:
 
     def _one_step(self, version: PolicyVersion, publisher: WeightPublisher) -> PolicyVersion:
         started = time.monotonic()
-        batch = self._feed.batch(version)
+        batch = self._readable_batch(version)
         waited = time.monotonic() - started
         values = self._step.run(batch)
         following = PolicyVersion(version.lineage, version.step + 1)
@@ -160,6 +162,14 @@ class Trainer:
         values["step_s"] = time.monotonic() - started
         self._report(following.step, values)
         return following
+
+    def _readable_batch(self, version: PolicyVersion) -> Batch:
+        """The batch for ``version``, asked for again until every shard of it can be read (the coordinator bounds how often)."""
+        batch = self._feed.batch(version)
+        while bad := self._step.bad_shards(batch):
+            self._feed.bad_shards(version, bad, self._run.root)
+            batch = self._feed.batch(version)
+        return batch
 
     def _save(self, version: PolicyVersion) -> PolicyVersion:
         started = time.monotonic()

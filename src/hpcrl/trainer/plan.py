@@ -49,7 +49,11 @@ def plan_step(
     seed = seed * _SEED_STEP + version.step
     rewards = torch.tensor([ref.reward for ref in refs], dtype=torch.float64)
     used = shuffled(rewards, seed) if shuffle_rewards else rewards
-    advantages, kept = group_advantages(used, group_ids, normalize=normalize)
+    # Rewards of latecomers' groups that an earlier batch trained: part of the group's mean and deviation only.
+    earlier = [(group.group_id, reward) for group in batch.groups or () for reward in group.baseline]
+    everybody = torch.cat([used, torch.tensor([reward for _, reward in earlier], dtype=torch.float64)])
+    everybodys = [*group_ids, *(group_id for group_id, _ in earlier)]
+    advantages, kept = (values[: len(refs)] for values in group_advantages(everybody, everybodys, normalize=normalize))
     usable = [index for index in torch.nonzero(kept).flatten().tolist() if refs[index].trained_tokens]
     order = torch.randperm(len(usable), generator=torch.Generator().manual_seed(seed)).tolist()
     size = -(-len(usable) // minibatches)

@@ -38,15 +38,7 @@ class TrainingStep:
 
         Raises DataError naming a bad shard, or an attempt whose record does not bear out what was reported of it.
         """
-        section = self._config.trainer
-        plan = plan_step(
-            batch,
-            world=self._ranks.world,
-            minibatches=section.minibatches,
-            normalize=section.normalize_advantages,
-            shuffle_rewards=section.shuffle_rewards,
-            seed=self._config.run.seed,
-        )
+        plan = self._plan(batch)
         version = PolicyVersion.parse(batch.version)
         started = time.monotonic()
         packs, oldest_age = self._ranks.together(lambda: self._read(plan, version))
@@ -61,6 +53,24 @@ class TrainingStep:
         values["train_s"] = time.monotonic() - read_at
         values["sample_age_max_s"], values["tokens_forward"], values["pack_fill"] = self._shapes(packs, oldest_age)
         return values
+
+    def bad_shards(self, batch: Batch) -> dict[str, str]:
+        """Shards of the batch that some rank cannot read, with the reason; the same answer on every rank."""
+        plan = self._plan(batch)
+        own = (index for minibatch in plan.minibatches for index in minibatch.shares[self._ranks.rank])
+        found = self._ranks.gather(self._shards.bad_among(plan.refs[index].shard for index in own))
+        return {shard: reason for bad in found for shard, reason in bad.items()}
+
+    def _plan(self, batch: Batch) -> StepPlan:
+        section = self._config.trainer
+        return plan_step(
+            batch,
+            world=self._ranks.world,
+            minibatches=section.minibatches,
+            normalize=section.normalize_advantages,
+            shuffle_rewards=section.shuffle_rewards,
+            seed=self._config.run.seed,
+        )
 
     def _read(self, plan: StepPlan, version: PolicyVersion) -> tuple[list[list[MicroBatch]], float]:
         """Own trajectories of every minibatch, packed; and the age of the oldest in seconds."""

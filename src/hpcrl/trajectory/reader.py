@@ -1,7 +1,8 @@
 """Reads sealed shards. A shard that cannot be read is named in a DataError; it never yields part of a row.
 
-``ShardReader`` loads a whole shard into memory: shards hold a few dozen rows, and readers want most of them. ``ShardCache`` keeps
-the shards that are being consumed.
+``ShardReader`` loads a whole shard into memory: shards hold a few dozen rows, and readers want most of them. Its bytes must have the
+digest that its name carries; what matches is what a writer validated, so that rows need no second validation. ``ShardCache`` keeps the
+shards that are being consumed.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcrl.errors import DataError
+from hpcrl.trajectory.names import digest_in_name, digest_of
 from hpcrl.trajectory.schema import META_FIELDS, SCHEMA_NAME, SCHEMA_VERSION, Trajectory
 
-__all__ = ["ShardCache", "ShardReader"]
+__all__ = ["LazyMessages", "ShardCache", "ShardReader"]
 
 _FLAT = {
     "token_ids": ("token_offsets", np.int32),
@@ -34,6 +36,42 @@ _FLAT = {
 _PER_ROW = {"reward": np.float64, "first_token_at": np.float64}
 
 
+_META = frozenset(META_FIELDS)
+
+
+class LazyMessages(Sequence[Any]):
+    """A transcript that is parsed when somebody looks at it: training never does."""
+
+    __slots__ = ("_parsed", "_text")
+
+    def __init__(self, text: NDArray[np.uint8]) -> None:
+        self._text = text
+        self._parsed: list[Any] | None = None
+
+    def _list(self) -> list[Any]:
+        if self._parsed is None:
+            try:
+                self._parsed = json.loads(self._text.tobytes())
+            except ValueError as error:
+                raise DataError("bad_shard", f"messages are not valid JSON: {error}") from error
+        return self._parsed
+
+    def __len__(self) -> int:
+        return len(self._list())
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._list()[index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._list() == list(other)
+
+    def __hash__(self) -> int:
+        return hash(self._text.tobytes())
+
+    def __repr__(self) -> str:
+        return repr(self._list())
+
+
 class ShardReader:
     """All rows of one sealed shard. Raises DataError (reason ``bad_shard``) naming the file when it cannot be read."""
 
@@ -43,8 +81,12 @@ class ShardReader:
             raise self._bad("not a sealed shard (expected a name ending in .h5)")
         self._arrays: dict[str, NDArray[Any]] = {}
         try:
-            # A sealed shard never changes: locks would only fail on file systems that lack them.
-            with h5py.File(self.path, "r", locking=False) as file:
+            content = self.path.read_bytes()
+            told = digest_in_name(self.path.name)
+            if told is not None and told != digest_of(content):
+                raise self._bad(f"its bytes ({len(content)}) do not have the digest in its name: truncated or altered")
+            self._verified = told is not None
+            with h5py.File(h5py.h5f.open_file_image(content), "r") as file:
                 self._load(file)
         except (OSError, KeyError, RuntimeError) as error:
             raise self._bad(" ".join(str(error).split())) from error
@@ -94,13 +136,13 @@ class ShardReader:
             raise self._bad(f"row {row}: {name} is not valid JSON") from error
 
     def read(self, row: int) -> Trajectory:
-        """Row ``row``, validated; arrays are views into the shard. Raises DataError."""
+        """Row ``row``; arrays are views into the shard. Validated here when the name carries no digest. Raises DataError."""
         if not 0 <= row < len(self):
             raise self._bad(f"has {len(self)} rows, row {row} does not exist")
         meta = self._json("meta", row)
-        if set(meta) != set(META_FIELDS):
+        if meta.keys() != _META:
             raise self._bad(f"row {row}: meta holds {sorted(meta)}, expected {sorted(META_FIELDS)}")
-        return Trajectory(
+        trajectory = Trajectory(
             **meta,
             token_ids=self._part("token_ids", row),
             logprobs=self._part("logprobs", row),
@@ -109,8 +151,9 @@ class ShardReader:
             spans=self._part("spans", row),
             reward=float(self._arrays["reward"][row]),
             first_token_at=float(self._arrays["first_token_at"][row]),
-            messages=self._json("messages", row),
-        ).validate()
+            messages=LazyMessages(self._part("messages", row)),
+        )
+        return trajectory if self._verified else trajectory.validate()
 
 
 class ShardCache:
@@ -125,6 +168,16 @@ class ShardCache:
         self._keep = keep
         self._patience_s = patience_s
         self._shards: OrderedDict[str, ShardReader] = OrderedDict()
+
+    def bad_among(self, shards: Iterable[str]) -> dict[str, str]:
+        """Load these shards; those that cannot be read, with the reason."""
+        bad = {}
+        for shard in sorted(set(shards)):
+            try:
+                self._shard(shard)
+            except DataError as error:
+                bad[shard] = str(error)
+        return bad
 
     def read(self, shard: str, row: int) -> Trajectory:
         """One trajectory. Raises DataError naming the shard."""

@@ -1,7 +1,9 @@
-"""One writer per shard: append to ``NAME.h5.partial``, then close, fsync and rename to ``NAME.h5`` (sealed, immutable).
+"""One writer per shard: claim ``WRITER-N.h5.partial``, gather rows, write, fsync, rename to ``WRITER-N.DIGEST.h5`` (sealed, immutable).
 
-A writer killed at any time leaves at most one ``.partial`` file, which nobody reads. Names are claimed by exclusive creation:
-opening an HDF5 file for writing twice corrupts it even though the second open raises.
+A shard is laid out in memory when it is sealed (HDF5's core driver) and reaches the disk in one piece, so that its digest is that of
+the bytes written, and the many small writes of HDF5 never meet a shared file system. As nothing is appended to a file, its datasets
+are contiguous. A writer killed at any time leaves at most one ``.partial`` file, which nobody reads. Names are claimed by exclusive
+creation and never used twice.
 """
 
 from __future__ import annotations
@@ -19,26 +21,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcrl.errors import UserError
-from hpcrl.trajectory.schema import META_FIELDS, SCHEMA_NAME, SCHEMA_VERSION, SPAN_COLUMNS, Trajectory
+from hpcrl.trajectory.names import sealed_name, shard_number
+from hpcrl.trajectory.schema import META_FIELDS, SCHEMA_NAME, SCHEMA_VERSION, Trajectory
 
-__all__ = ["ShardWriter"]
+__all__ = ["COLUMNS", "ShardWriter"]
 
-_CHUNK = 16384
-"""Elements per HDF5 chunk of a flat array."""
-_OFFSET_CHUNK = 1024
+_OVERHEAD = 1 << 16
+"""Bytes of a file beyond its arrays, generously: HDF5's memory is asked for once."""
+
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 def _as_bytes(value: Any) -> NDArray[np.uint8]:
     # surrogatepass: a transcript may hold half a surrogate pair, and json.loads reads it back the same way.
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    return np.frombuffer(text.encode("utf-8", "surrogatepass"), dtype=np.uint8)
+    return np.frombuffer(_encode(value).encode("utf-8", "surrogatepass"), dtype=np.uint8)
 
 
 def _meta(trajectory: Trajectory) -> NDArray[np.uint8]:
     return _as_bytes({name: getattr(trajectory, name) for name in META_FIELDS})
 
 
-_COLUMNS: tuple[tuple[str, str, Any, Callable[[Trajectory], NDArray[Any]]], ...] = (
+COLUMNS: tuple[tuple[str, str, Any, Callable[[Trajectory], NDArray[Any]]], ...] = (
     ("token_ids", "token_offsets", np.int32, lambda t: t.token_ids),
     ("logprobs", "token_offsets", np.float32, lambda t: t.logprobs),
     ("loss_mask", "token_offsets", np.uint8, lambda t: t.loss_mask),
@@ -55,21 +58,18 @@ _COLUMNS: tuple[tuple[str, str, Any, Callable[[Trajectory], NDArray[Any]]], ...]
 class ShardWriter:
     """Writes trajectories of one process into one shard after another under ``directory``.
 
-    ``writer_id`` (for example ``cpu1-0``) must be unique among live writers. Rows become visible to readers only by
-    :meth:`seal`. Appends are buffered and written ``batch`` at a time. Not safe for concurrent use.
+    ``writer_id`` (for example ``cpu1-0``) must be unique among live writers. Rows are held in memory and become visible to readers
+    only by :meth:`seal`. Not safe for concurrent use.
     """
 
-    def __init__(self, directory: Path, writer_id: str, *, batch: int = 32) -> None:
+    def __init__(self, directory: Path, writer_id: str) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", writer_id):
             raise UserError(f"writer id {writer_id!r}: use letters, digits, dot, dash and underscore")
         self._directory = Path(directory)
         self._writer_id = writer_id
-        self._batch = batch
-        self._number = 0
-        self._pending: list[Trajectory] = []
-        self._rows = 0
-        self._file: h5py.File | None = None
-        self._path: Path | None = None
+        self._number: int | None = None
+        self._trajectories: list[Trajectory] = []
+        self._partial: Path | None = None
 
     def __enter__(self) -> ShardWriter:
         return self
@@ -82,95 +82,71 @@ class ShardWriter:
     @property
     def rows(self) -> int:
         """Rows of the shard being written."""
-        return self._rows
+        return len(self._trajectories)
 
     def append(self, trajectory: Trajectory) -> int:
         """Add a trajectory (validated first) and return its row in the shard being written. Raises DataError."""
-        self._pending.append(trajectory.validate())
-        self._rows += 1
-        if len(self._pending) >= self._batch:
-            self._flush()
-        return self._rows - 1
+        trajectory.validate()
+        if self._partial is None:
+            self._partial = self._claim()
+        self._trajectories.append(trajectory)
+        return self.rows - 1
 
     def seal(self) -> tuple[Path, int]:
         """Finish the shard; from now on it is readable and never changes. Returns its path and number of rows.
 
         The next append begins a new shard. Raises UserError when nothing was appended.
         """
-        if not self._rows:
+        if self._partial is None:
             raise UserError("a shard without rows cannot be sealed: append a trajectory first")
-        self._flush()
-        partial, rows = self._close()
-        with open(partial, "rb") as file:
+        content, rows = _image(self._partial.name, self._writer_id, self._trajectories), self.rows
+        with open(self._partial, "r+b", buffering=0) as file:
+            file.write(content)
             os.fsync(file.fileno())
-        sealed = partial.with_suffix("")
-        os.rename(partial, sealed)
+        sealed = sealed_name(self._partial, content)
+        os.rename(self._partial, sealed)
         _fsync_directory(self._directory)
+        self._trajectories, self._partial = [], None
         return sealed, rows
 
     def abandon(self) -> None:
         """Drop the shard being written, rows and all."""
-        if self._file is not None:
-            self._close()[0].unlink(missing_ok=True)
-        self._pending, self._rows = [], 0
+        if self._partial is not None:
+            self._partial.unlink(missing_ok=True)
+        self._trajectories, self._partial = [], None
 
-    def _close(self) -> tuple[Path, int]:
-        if self._file is None or self._path is None:
-            raise RuntimeError("no shard is open")
-        self._file.close()
-        path, rows = self._path, self._rows
-        self._file, self._path, self._rows = None, None, 0
-        return path, rows
-
-    def _open(self) -> h5py.File:
-        """Claim the next free name and lay out the empty shard."""
+    def _claim(self) -> Path:
+        """Create the next free ``.partial`` name exclusively: neither a live writer nor an earlier one has used its number."""
         self._directory.mkdir(parents=True, exist_ok=True)
+        if self._number is None:
+            used = (shard_number(path.name, self._writer_id) for path in self._directory.iterdir())
+            self._number = max((number for number in used if number is not None), default=-1) + 1
         while True:
-            sealed = self._directory / f"{self._writer_id}-{self._number:05d}.h5"
+            path = self._directory / f"{self._writer_id}-{self._number:05d}.h5.partial"
             self._number += 1
-            if sealed.exists():
-                continue
-            path = sealed.with_suffix(".h5.partial")
             try:
-                # The default file format, not libver="latest": that one cannot be opened for repair after a kill.
-                file = h5py.File(path, "x", locking=False)
+                open(path, "xb").close()
             except FileExistsError:
                 continue
-            self._path = path
-            break
-        file.attrs.update(schema=SCHEMA_NAME, version=SCHEMA_VERSION, writer=self._writer_id)
-        for name, offsets, dtype, _ in _COLUMNS:
-            width = (len(SPAN_COLUMNS),) if name == "spans" else ()
-            chunk = _CHUNK if offsets in {"token_offsets", "meta_offsets", "messages_offsets"} else _OFFSET_CHUNK
-            file.create_dataset(name, (0, *width), dtype, maxshape=(None, *width), chunks=(chunk, *width))
-            if offsets and offsets not in file:
-                file.create_dataset(offsets, data=np.zeros(1, np.int64), maxshape=(None,), chunks=(_OFFSET_CHUNK,))
-        return file
-
-    def _flush(self) -> None:
-        if not self._pending:
-            return
-        if self._file is None:
-            self._file = self._open()
-        extended: set[str] = set()
-        for name, offsets, _, part in _COLUMNS:
-            parts = [part(trajectory) for trajectory in self._pending]
-            start = _extend(self._file[name], parts)
-            if offsets and offsets not in extended:
-                extended.add(offsets)
-                ends = start + np.cumsum([len(part) for part in parts], dtype=np.int64)
-                _extend(self._file[offsets], [ends])
-        self._pending = []
+            return path
 
 
-def _extend(dataset: h5py.Dataset, parts: Sequence[NDArray[Any]]) -> int:
-    """Append the concatenated parts; returns where they start."""
-    start = len(dataset)
-    values = np.concatenate(parts)
-    if len(values):
-        dataset.resize(start + len(values), axis=0)
-        dataset[start:] = values
-    return start
+def _image(name: str, writer_id: str, trajectories: Sequence[Trajectory]) -> bytes:
+    """The whole HDF5 file of these rows."""
+    columns: dict[str, NDArray[Any]] = {}
+    for column, offsets, dtype, part in COLUMNS:
+        parts = [part(trajectory) for trajectory in trajectories]
+        columns[column] = np.concatenate(parts, dtype=dtype)
+        if offsets and offsets not in columns:
+            columns[offsets] = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+    size = sum(values.nbytes for values in columns.values()) + _OVERHEAD
+    with h5py.File(name, "w", driver="core", backing_store=False, block_size=size) as file:
+        file.attrs.update(schema=SCHEMA_NAME, version=SCHEMA_VERSION, writer=writer_id)
+        for column, values in columns.items():
+            file.create_dataset(column, data=values)
+        file.flush()
+        content: bytes = file.id.get_file_image()
+    return content
 
 
 def _fsync_directory(path: Path) -> None:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from hpcrl.config import RunConfig, parse_config
+from hpcrl.coordinator.database import create_tables
 from hpcrl.coordinator.entities import Task
 from hpcrl.coordinator.ledger import Refused
 from hpcrl.coordinator.queue import Queue
 from hpcrl.coordinator.restore import count_duplicates, groups_consumed_after, restore
 from hpcrl.coordinator.store import write_changes
-from hpcrl.coordinator.tables import TABLES
 from hpcrl.protocol import client as c
 from hpcrl.protocol import messages as m
 from hpcrl.protocol.version import PolicyVersion
@@ -46,8 +46,7 @@ def make_tasks(n: int, prefix: str = "t") -> list[Task]:
 
 def memory_database() -> sqlite3.Connection:
     connection = sqlite3.connect(":memory:", isolation_level=None)
-    for table in TABLES.values():
-        connection.execute(table.create)
+    create_tables(connection)
     return connection
 
 
@@ -65,6 +64,9 @@ class Harness:
         if isinstance(request, m.TrainerStart):
             after = groups_consumed_after(self.db, request.checkpoint_step or 0)
             reply: Any = self.queue.start(request, after, self.now)
+        elif isinstance(request, m.BadShard):
+            after = groups_consumed_after(self.db, PolicyVersion.parse(request.version).step)
+            reply = self.queue.bad_shard(request, after, self.now)
         else:
             reply = self.queue.calls[endpoint.path](request, self.now)
         self.save()

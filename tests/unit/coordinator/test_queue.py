@@ -109,12 +109,25 @@ def test_an_infrastructure_failure_is_retried_under_a_new_attempt_until_the_budg
     world.fail(lease.attempt_id)
     again = world.lease(1)[0]
     assert (again.rollout_id, again.attempt_id) == (lease.rollout_id, "g000000-r0-a1")
-    world.fail(again.attempt_id, kind="data", reason="no_record")
+    world.fail(again.attempt_id)
     status = world.status()
-    assert status.failures == {"infra:node_lost": 1, "data:no_record": 1}
+    assert status.failures == {"infra:node_lost": 2}
     assert status.rollouts[State.INFRA_FAILED] == 1
     world.fail(other.attempt_id)
     assert world.lease(1)[0].attempt_id == "g000000-r1-a1"
+
+
+def test_each_kind_of_failure_has_its_own_budget_also_after_a_restart() -> None:
+    world = harness(coordinator={"infra_retries": 1, "data_retries": 1})
+    attempt = world.lease(4)[0].attempt_id
+    for kind in ("infra", "data"):
+        world.fail(attempt, kind=kind)
+        [again] = world.lease(1)
+        attempt = again.attempt_id
+    world.restart()
+    assert State.INFRA_FAILED not in world.status().rollouts
+    world.fail(attempt, kind="data")
+    assert world.status().rollouts[State.INFRA_FAILED] == 1
 
 
 def test_a_group_without_two_scores_is_closed_and_replaced() -> None:
@@ -259,28 +272,43 @@ def test_a_batch_is_given_once_and_the_same_again() -> None:
         world.batch("0.2")
 
 
-def test_what_can_no_longer_be_consumed_in_time_is_closed_and_counted() -> None:
-    world = harness(staleness={"max_policy_lag": 1}, trainer={"steps": 9})
+def two_stale_samples(redraws: int) -> Harness:
+    """g000000 is overtaken; when 0.1 is consumed, its two samples of 0.0 are out of the bound."""
+    world = harness(staleness={"max_policy_lag": 1}, trainer={"steps": 9}, coordinator={"redraws": redraws})
     first = world.lease(8)
     slow, fast = first[:2], first[2:]
     world.finish_attempts(fast[:4])
     world.batch("0.0")
     world.publish("0.1")
-    world.finish_attempts(fast[4:])
-    assert world.batch("0.1").groups is None
-    assert not world.flip("r0", "0.1")
-    for lease in slow[:1]:
-        world.fail(lease.attempt_id)
-    world.finish_attempts(slow[1:])
+    world.finish_attempts([*slow[:1], *fast[4:]])
+    world.artifact(slow[1].attempt_id)
     assert world.flip("r0", "0.1")
     world.ready("r0", "0.1")
-    late = world.lease(100)
+    late = world.lease(2)
     assert {lease.policy_version for lease in late} == {"0.1"}
-    world.finish_attempts([lease for lease in late if lease.group_id != "g000000"][:2])
+    world.finish_attempts(late)
     assert world.batch("0.1").groups is not None
+    return world
+
+
+def test_samples_that_can_no_longer_be_consumed_in_time_are_drawn_again_and_counted() -> None:
+    world = two_stale_samples(redraws=1)
     status = world.status()
     assert status.cancelled == {"stale": 2}
+    assert status.groups == {"consumed": 4, "zero_variance": 4, "redrawn:stale": 1}
     assert max(status.lag_histogram) == 1
+    world.restart()
+    again = world.lease(2)
+    assert [lease.attempt_id for lease in again] == ["g000000-r0-a1", "g000000-r1-a1"]
+    assert {lease.policy_version for lease in again} == {"0.1"}
+
+
+def test_a_group_whose_redraws_are_spent_is_closed_and_replaced() -> None:
+    world = two_stale_samples(redraws=0)
+    status = world.status()
+    assert status.cancelled == {"stale": 2}
+    assert status.groups == {"consumed": 4, "zero_variance": 4, "closed:stale": 1}
+    assert "g000000" not in {lease.group_id for lease in world.lease(100)}
 
 
 def test_the_check_at_dequeue_stands_on_its_own() -> None:
@@ -295,8 +323,8 @@ def test_trajectories_past_the_age_bound_are_closed_and_counted() -> None:
     world = harness(staleness={"max_age_s": 60.0})
     world.finish_attempts(world.lease(4))
     world.tick(61)
-    assert world.batch("0.0").groups is None
     assert world.status().cancelled == {"too_old": 4}
+    assert world.batch("0.0").groups is None
     world.finish_attempts(world.lease(4))
     assert world.batch("0.0").groups is not None
 
@@ -334,7 +362,7 @@ def test_after_a_resume_groups_wait_for_a_version_that_is_fresh_enough_at_their_
 
 
 def test_after_a_resume_groups_move_up_when_those_before_them_are_dropped() -> None:
-    world = harness(trainer={"steps": 5}, staleness={"max_age_s": 60.0})
+    world = harness(trainer={"steps": 5}, staleness={"max_age_s": 60.0}, coordinator={"redraws": 0})
     world.finish_attempts(world.lease(4))
     assert world.batch("0.0").groups is not None
     world.publish("0.1", "r0")
@@ -345,6 +373,45 @@ def test_after_a_resume_groups_move_up_when_those_before_them_are_dropped() -> N
     world.tick(61)
     assert world.batch("1.0").groups is None
     assert {lease.group_id for lease in world.lease(4)} == {"g000002", "g000003"}
+
+
+# ---------------------------------------------------------------- damaged shards
+
+
+def test_a_bad_shard_takes_the_batch_back_and_only_its_samples_are_drawn_again() -> None:
+    world = harness(trainer={"steps": 5})
+    world.finish_attempts(world.lease(4))
+    first = world.batch("0.0").groups
+    assert first is not None
+    bad, kept = first[0].trajectories[0], first[0].trajectories[1]
+    report = m.BadShard(version="0.0", shard=bad.shard, reason="truncated")
+    world.call(c.BAD_SHARD, report)
+    status = world.status()
+    assert status.failures == {"data:bad_shard": 1}
+    assert (status.step, status.consumed, status.accepted_unused) == (0, 0, 3)
+    assert world.batch("0.0").groups is None
+    world.restart()
+    [again] = world.lease(4)
+    assert again.attempt_id == "g000000-r0-a1"
+    world.finish_attempts([again])
+    groups = world.batch("0.0").groups
+    assert groups is not None
+    assert groups[1] == first[1]
+    assert groups[0].trajectories[1] == kept
+    assert groups[0].trajectories[0].attempt_id == "g000000-r0-a1"
+    assert world.status().duplicates == 0
+    with pytest.raises(Refused, match=r"no batch for 0\.2"):
+        world.call(c.BAD_SHARD, m.BadShard(version="0.2", shard="x", reason="gone"))
+
+
+def test_a_shard_that_stays_bad_spends_the_data_budget() -> None:
+    world = harness(coordinator={"data_retries": 0})
+    world.finish_attempts(world.lease(4))
+    groups = world.batch("0.0").groups
+    assert groups is not None
+    world.call(c.BAD_SHARD, m.BadShard(version="0.0", shard=groups[0].trajectories[0].shard, reason="gone"))
+    assert world.status().groups == {"closed:group_failed": 1}
+    assert {lease.group_id for lease in world.lease(4)} == {"g000002"}
 
 
 # ---------------------------------------------------------------- flips

@@ -11,10 +11,11 @@ import pytest
 from coordinator_world import make_config, make_tasks
 
 from hpcrl.clock import ManualClock
+from hpcrl.coordinator.database import open_database
 from hpcrl.coordinator.queue import Queue
 from hpcrl.coordinator.restore import restore
 from hpcrl.coordinator.service import Closing, Service
-from hpcrl.coordinator.store import Store, open_database
+from hpcrl.coordinator.store import Store
 from hpcrl.errors import EnvironmentFault
 from hpcrl.protocol import client as c
 from hpcrl.protocol import messages as m

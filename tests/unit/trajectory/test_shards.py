@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from hpcrl.errors import DataError, UserError
 from hpcrl.trajectory import ShardCache, ShardReader, ShardWriter, Trajectory
+from hpcrl.trajectory.names import QUARANTINE, quarantine
 
 
 def make(index: int = 0, tokens: int = 12, **changes: Any) -> Trajectory:
@@ -61,11 +62,11 @@ def same(left: Trajectory, right: Trajectory) -> None:
             assert a == b, field.name
 
 
-@given(sizes=st.lists(st.integers(4, 40), min_size=1, max_size=12), batch=st.integers(1, 5))
+@given(sizes=st.lists(st.integers(4, 40), min_size=1, max_size=12))
 @settings(max_examples=20, deadline=None)
-def test_sealed_rows_read_back_exactly(tmp_path_factory: pytest.TempPathFactory, sizes: list[int], batch: int) -> None:
+def test_sealed_rows_read_back_exactly(tmp_path_factory: pytest.TempPathFactory, sizes: list[int]) -> None:
     folder = tmp_path_factory.mktemp("shards")
-    writer = ShardWriter(folder, "cpu1-0", batch=batch)
+    writer = ShardWriter(folder, "cpu1-0")
     written = [make(index, tokens) for index, tokens in enumerate(sizes)]
     assert [writer.append(trajectory) for trajectory in written] == list(range(len(sizes)))
     path, rows = writer.seal()
@@ -104,7 +105,7 @@ def test_killed_writer_leaves_nothing_readable(tmp_path: Path) -> None:
     code = (
         "import sys, time; sys.path.insert(0, sys.argv[2])\n"
         "from pathlib import Path; from test_shards import make; from hpcrl.trajectory import ShardWriter\n"
-        "w = ShardWriter(Path(sys.argv[1]), 'w', batch=1)\n"
+        "w = ShardWriter(Path(sys.argv[1]), 'w')\n"
         "w.append(make(0)); w.seal(); w.append(make(1)); print('open', flush=True); time.sleep(60)\n"
     )
     command = [sys.executable, "-c", code, str(tmp_path), str(Path(__file__).parent)]
@@ -114,13 +115,38 @@ def test_killed_writer_leaves_nothing_readable(tmp_path: Path) -> None:
     os.kill(child.pid, signal.SIGKILL)
     child.wait()
     child.stdout.close()
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["w-00000.h5", "w-00001.h5.partial"]
-    assert len(ShardReader(tmp_path / "w-00000.h5")) == 1
+    sealed, partial = sorted(tmp_path.iterdir())
+    assert partial.name == "w-00001.h5.partial"
+    assert len(ShardReader(sealed)) == 1
     with pytest.raises(DataError, match="not a sealed shard"):
         ShardReader(tmp_path / "w-00001.h5.partial")
     writer = ShardWriter(tmp_path, "w")
     writer.append(make(2))
-    assert writer.seal()[0].name == "w-00002.h5"
+    assert writer.seal()[0].name.startswith("w-00002.")
+
+
+@pytest.mark.parametrize("place", [0.0, 0.4, 0.9])
+def test_one_altered_byte_is_found_before_anything_is_read(tmp_path: Path, place: float) -> None:
+    writer = ShardWriter(tmp_path, "w")
+    writer.append(make(0, 500))
+    path, _ = writer.seal()
+    with open(path, "r+b") as file:
+        file.seek(int(path.stat().st_size * place))
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 1]))
+    bad = ShardCache(tmp_path).bad_among([path.name])
+    assert list(bad) == [path.name]
+    assert "truncated or altered" in bad[path.name]
+
+
+def test_a_quarantined_shard_is_kept_and_out_of_the_way(tmp_path: Path) -> None:
+    for content in ("first", "second"):
+        (tmp_path / "w-00000.h5").write_text(content)
+        quarantine(tmp_path / "w-00000.h5")
+    quarantine(tmp_path / "w-00000.h5")  # another rank was faster
+    assert not list(tmp_path.glob("*.h5"))
+    assert sorted(path.read_text() for path in (tmp_path / QUARANTINE).iterdir()) == ["first", "second"]
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.3, 0.9, 0.999])
@@ -130,7 +156,7 @@ def test_truncated_shard_is_named(tmp_path: Path, keep: float) -> None:
         writer.append(make(index, 50))
     path, _ = writer.seal()
     os.truncate(path, int(path.stat().st_size * keep))
-    with pytest.raises(DataError, match=r"bad_shard: .*w-00000\.h5"):
+    with pytest.raises(DataError, match=rf"bad_shard: .*{path.name}: .*truncated or altered"):
         ShardCache(tmp_path).read(path.name, 0)
 
 
@@ -138,8 +164,9 @@ def test_inconsistent_offsets_missing_row_and_missing_file_are_named(tmp_path: P
     writer = ShardWriter(tmp_path, "w")
     writer.append(make(0))
     path, _ = writer.seal()
-    with pytest.raises(DataError, match=r"w-00000\.h5: has 1 rows, row 1"):
+    with pytest.raises(DataError, match=r"has 1 rows, row 1"):
         ShardCache(tmp_path).read(path.name, 1)
+    path = path.rename(tmp_path / "w-00000.h5")  # without a digest in its name, the content must speak for itself
     with h5py.File(path, "r+") as file:
         file["token_offsets"][1] = 11
     with pytest.raises(DataError, match=r"w-00000\.h5: token_offsets does not fit"):

@@ -1,0 +1,44 @@
+"""``hpcrl bench NAME``: one line per bench in ``BENCHES``; each is a module with ``measure(quick, say) -> numbers``."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from hpcrl.cli.errors import report_errors
+
+__all__ = ["BENCHES", "app"]
+
+BENCHES = {
+    "coordinator": (
+        "hpcrl.bench.coordinator",
+        "Rollouts per second through the coordinator, its memory and its restart.",
+    ),
+    "trajectory": ("hpcrl.bench.trajectory", "Writing and reading shards, against raw h5py and JSON Lines."),
+}
+"""Name → module, help."""
+
+app = typer.Typer(no_args_is_help=True)
+
+
+def _add(name: str, module: str, text: str) -> None:
+    @app.command(name, help=text)
+    @report_errors
+    def command(
+        as_json: Annotated[bool, typer.Option("--json", help="One JSON line on stdout.")] = False,
+        quick: Annotated[bool, typer.Option(help="Small and short: shows that it works, measures nothing.")] = False,
+    ) -> None:
+        numbers = importlib.import_module(module).measure(quick, lambda text: print(text, file=sys.stderr, flush=True))
+        if as_json:
+            print(json.dumps(numbers))
+            return
+        for key, value in numbers.items():
+            print(f"{key:32} {'–' if value is None else f'{value:,.3f}'}")
+
+
+for _name, (_module, _text) in BENCHES.items():
+    _add(_name, _module, _text)

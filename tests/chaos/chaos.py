@@ -1,0 +1,195 @@
+"""Kill -9 of everything, at random moments and at every edge of the state machine; then the books must balance.
+
+    python tests/chaos/chaos.py --minutes 10 --seed 1 [--backend apptainer]
+
+First an unbroken run, then rounds of the same run in which worker, scorer, coordinator and trainer step are killed, paused past their
+lease, and sealed shards damaged, until the minutes are over. Each round ends by itself, and then what its last checkpoint was trained
+on must be exactly what the unbroken run was trained on: the same (task, group, rollout), each once, each from one attempt, as the
+database says; and no sandbox may be left. The model is a script behind the real HTTP interface; the trainer step computes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
+
+from fake_replica import FakeReplica, Messages
+from stack import GROUP_SIZE, GROUPS_PER_STEP, LEASE_S, ROLES, Stack
+
+from hpcrl.coordinator.check import check_database
+from hpcrl.coordinator.database import open_for_reading
+from hpcrl.protocol.keys import AttemptKey
+from hpcrl.protocol.states import State
+
+EDGES = (State.LEASED, State.RUNNING, State.ARTIFACT_READY, State.SCORED, State.ACCEPTED, State.CONSUMED)
+ROUND_S = 900.0
+"""Longest round: past it, something waits for ever."""
+
+
+def agent(key: AttemptKey, messages: Messages) -> str:
+    """Every other rollout repairs the file; all of them look first."""
+    if len(messages) == 1:
+        return "```bash\ncat answer\n```"
+    right = int(key.attempt_id.rpartition("-r")[2].partition("-")[0]) % 2 == 0
+    return "```bash\necho right > answer\n```" if right else "I give up."
+
+
+class Chaos:
+    """What is done to a stack. ``done`` counts it by kind."""
+
+    def __init__(self, stack: Stack, chance: random.Random) -> None:
+        self.stack = stack
+        self.chance = chance
+        self.done: Counter[str] = Counter()
+        self.paused: dict[str, float] = {}
+        self.edges = [(role, state) for role in ROLES for state in EDGES]
+        chance.shuffle(self.edges)
+        self.turn = 0
+
+    def act(self) -> None:
+        """One blow: mostly a kill at the next edge of the matrix or at a random moment; now and then a pause or a damaged shard."""
+        kind = self.chance.random()
+        if kind < 0.55:
+            role, state = self.edges[self.turn % len(self.edges)]
+            if self.wait_for(state) and self.stack.kill(role):
+                self.turn += 1
+                self.done[f"kill {role.partition('-')[0]} at {state.value}"] += 1
+        elif kind < 0.9:
+            role = self.chance.choice(ROLES)
+            if self.stack.kill(role):
+                self.done[f"kill {role.partition('-')[0]} at random"] += 1
+        elif kind < 0.95:
+            self.pause(self.chance.choice(("worker-0", "worker-1", "scorer-0")))
+        elif self.stack.damage(self.chance):
+            self.done["damaged shards"] += 1
+        self.wake()
+
+    def wait_for(self, state: State) -> bool:
+        deadline = time.monotonic() + 3.0
+        while time.monotonic() < deadline:
+            status = self.stack.status()
+            if status is not None and status.attempts.get(state):
+                return True
+            self.stack.watch()
+            time.sleep(0.02)
+        return False
+
+    def pause(self, role: str) -> None:
+        """Stop a process past its lease: what it reports afterwards comes too late."""
+        process = self.stack.processes[role]
+        if process.poll() is None and role not in self.paused:
+            process.send_signal(signal.SIGSTOP)
+            self.paused[role] = time.monotonic() + 1.5 * LEASE_S
+            self.done["pauses past the lease"] += 1
+
+    def wake(self, everybody: bool = False) -> None:
+        for role, until in list(self.paused.items()):
+            if everybody or time.monotonic() > until:
+                with contextlib.suppress(ProcessLookupError):
+                    self.stack.processes[role].send_signal(signal.SIGCONT)
+                del self.paused[role]
+
+    @property
+    def kills(self) -> int:
+        return sum(count for kind, count in self.done.items() if kind.startswith("kill"))
+
+
+def play(
+    folder: Path, steps: int, backend: str, chance: random.Random | None, until: float
+) -> tuple[Stack, Chaos | None, list[str]]:
+    """One run to its end; chaos, if any, stops at ``until``. Returns what was wrong so far."""
+    stack = Stack(folder, steps, backend=backend)
+    chaos = None if chance is None else Chaos(stack, chance)
+    problems: list[str] = []
+    with FakeReplica(stack.run.secret(), "r0", agent) as replica:
+        stack.replica_url = replica.base_url
+        stack.start()
+        deadline = time.monotonic() + ROUND_S
+        while not stack.done:
+            if time.monotonic() > deadline:
+                problems.append(f"no end after {ROUND_S:.0f} s: {stack.status()}")
+                break
+            if chaos is not None and time.monotonic() < until:
+                time.sleep(chaos.chance.uniform(0.0, 1.2))
+                chaos.act()
+            elif chaos is not None:
+                chaos.wake(everybody=True)
+            stack.watch()
+            time.sleep(0.05)
+        if chaos is not None:
+            chaos.wake(everybody=True)
+        left = stack.close()
+    problems += [f"left behind: {name}" for name in left] + stack.deaths
+    return stack, chaos, problems
+
+
+def balance(stack: Stack) -> tuple[Counter[tuple[str, ...]], list[str]]:
+    """The multiset of (task, group, rollout) that was trained, and what does not fit the database."""
+    saved = json.loads((stack.run.root / "checkpoint.json").read_text())
+    trained = Counter(tuple(entry[:3]) for entry in saved["trained"])
+    problems = [f"trained {count} times: {entry}" for entry, count in trained.items() if count > 1]
+    connection = open_for_reading(stack.run.database)
+    problems += check_database(connection)
+    told = {tuple(row) for row in connection.execute("SELECT rollout_id, attempt_id FROM consumptions")}
+    connection.close()
+    if told != {tuple(entry[2:]) for entry in saved["trained"]}:
+        problems.append("the database's consumptions are not what the last checkpoint was trained on")
+    return trained, problems
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=12, help="training steps of each run")
+    parser.add_argument("--backend", choices=("process", "apptainer"), default="process")
+    given = parser.parse_args()
+    chance = random.Random(given.seed)
+    root = Path(tempfile.mkdtemp(prefix="hpcrl-chaos-"))
+    until = time.monotonic() + 60 * given.minutes
+    stack, _, problems = play(root / "unbroken", given.steps, given.backend, None, until)
+    unbroken, more = balance(stack)
+    problems += more
+    print(f"unbroken run: {unbroken.total()} trajectories trained", flush=True)
+    if unbroken.total() != given.steps * GROUPS_PER_STEP * GROUP_SIZE:
+        problems.append(f"the unbroken run trained {unbroken.total()} trajectories")
+    total: Counter[str] = Counter()
+    number = 0
+    while not problems and time.monotonic() < until:
+        number += 1
+        stack, chaos, problems = play(root / f"round-{number}", given.steps, given.backend, chance, until)
+        if chaos is None or problems:
+            break
+        trained, problems = balance(stack)
+        if trained != unbroken:
+            problems.append(
+                f"missing {list((unbroken - trained).items())[:5]}, too much {list((trained - unbroken).items())[:5]}"
+            )
+        total += chaos.done
+        print(f"round {number}: {chaos.kills} kills, {trained.total()} trajectories trained", flush=True)
+    for kind, count in sorted(total.items()):
+        print(f"{count:5} {kind}")
+    kills = sum(count for kind, count in total.items() if kind.startswith("kill"))
+    print(f"{number} rounds, {kills} kills, {len(problems)} problems (seed {given.seed})")
+    for line in problems:
+        print(f"PROBLEM {line}")
+    if problems:
+        print(f"the run directories are kept in {root}")
+        return 1
+    shutil.rmtree(root)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
