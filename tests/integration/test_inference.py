@@ -297,7 +297,7 @@ def test_flipped_engine_equals_a_fresh_one(
         from hpcrl.protocol.messages import Sampling
 
         prompt = [256, *b"user\nhello", 257, *b"\n", 256, *b"assistant\n"]
-        generated = await which.generate(prompt, Sampling(max_tokens=32), [257], seed=7)
+        generated = await which.generate("0.2", prompt, Sampling(max_tokens=32), [257], seed=7)
         return list(zip(generated.token_ids, generated.logprobs, strict=True))
 
     async def fresh() -> list[tuple[int, float]]:
@@ -319,7 +319,7 @@ def test_killed_engine_is_replaced_and_reloaded(
     replica, url = served
     manifest, staging = stage(models[1], "0.3", tmp_path)
     loop.run(replica.flip("0.3", manifest, staging))
-    guard = replica._server.pid
+    guard = replica._engines.server(0).pid
     assert guard is not None
     api_server = min(pid for pid in session_members(guard) if pid != guard)
     began = time.monotonic()

@@ -19,6 +19,7 @@ from collections import OrderedDict
 from hpcrl.config import RunConfig
 from hpcrl.coordinator.changes import Changes
 from hpcrl.coordinator.entities import BOUND, Attempt, EvalRun, Group, Position, Replica, Rollout, Task, Version
+from hpcrl.coordinator.pinning import Pinning
 from hpcrl.coordinator.staleness import Staleness
 from hpcrl.coordinator.tally import Tally
 from hpcrl.coordinator.tasks import TaskOrder
@@ -50,6 +51,7 @@ class Ledger:
             groups_per_step=config.trainer.groups_per_step,
             steps=config.trainer.steps,
         )
+        self.pinning = Pinning.of(config.weights)
         self.tally = Tally()
         self.changes = Changes()
         self.wakes: set[str] = set()
@@ -226,7 +228,7 @@ class Ledger:
         if old in BOUND and new not in BOUND:
             replica = self.replicas[attempt.replica_id]
             replica.live.pop(attempt.attempt_id, None)
-            if not replica.live:
+            if not self.pinning.blockers(replica):
                 self.wakes.add("flip")
         self.changes.transition(attempt, old, new, now, cause)
 

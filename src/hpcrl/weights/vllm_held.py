@@ -17,7 +17,6 @@ can fail silently: a tied head goes on with its old packed copy.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any

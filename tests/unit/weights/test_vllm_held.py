@@ -86,9 +86,7 @@ def staged(tmp_path: Path) -> StagedWeights:
     layout = Layout.of((name, "float32", shape) for name, shape in NAMES.items())
     data = torch.randn(layout.nbytes // 4, generator=torch.Generator().manual_seed(3)).numpy().tobytes()
     chunks = [Chunk(o, n, chunk_digest(data[o : o + n])) for o, n in cut(layout.nbytes, 64)]
-    manifest = Manifest.build(
-        PolicyVersion(0, 3), None, layout, chunks, tokenizer_digest="", model_config_digest=""
-    )
+    manifest = Manifest.build(PolicyVersion(0, 3), None, layout, chunks, tokenizer_digest="", model_config_digest="")
     path = tmp_path / "staging"
     path.write_bytes(data)
     return StagedWeights(manifest, path)
