@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from hpcrl.errors import InfraError
 from hpcrl.inference.supervisor import Flipped, VllmServer
@@ -98,11 +99,12 @@ class Engines:
                     await on_broken(str(error))
                     await self._reload()
                 else:
-                    await self.replace(slot, "a flip failed")
+                    await self.renew(slot, "a flip failed")
             raise
         self._versions.verified(staged)
+        paused_s = flipped.pause_s if slot == self.active else 0.0
         self.active = slot
-        return flipped
+        return replace(flipped, pause_s=paused_s)
 
     async def _reload(self) -> None:
         """After a flip left the weights undefined: load the last verified version, or start anew from the start weights."""
@@ -111,20 +113,20 @@ class Engines:
             with contextlib.suppress(InfraError):
                 await self._servers[self.active].flip(fallback.manifest, fallback.staging)
                 return
-        await self.replace(self.active, "a flip failed")
+        await self.renew(self.active, "a flip failed")
 
-    async def replace(self, slot: int, why: str) -> None:
+    async def renew(self, slot: int, why: str) -> None:
         """Put a new engine into the slot; the active one gets the last verified version.
 
         Raises InfraError, which is then also :attr:`lost`, when it does not come up or the budget of restarts is spent.
         """
         try:
-            await self._replace(slot, why)
+            await self._renew(slot, why)
         except InfraError as error:
             self.lost = error
             raise
 
-    async def _replace(self, slot: int, why: str) -> None:
+    async def _renew(self, slot: int, why: str) -> None:
         await self._servers[slot].stop()
         self.restarts += 1
         if self.restarts > _RESTARTS:

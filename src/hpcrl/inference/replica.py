@@ -209,7 +209,7 @@ class Replica:
                 if not active:  # only attempts of an older version are lost with it
                     await self._report_restart()
                 try:
-                    await self._engines.replace(slot, how)
+                    await self._engines.renew(slot, how)
                 except InfraError as error:
                     self._fail(error)
                     return

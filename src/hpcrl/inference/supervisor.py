@@ -62,7 +62,7 @@ class Generated:
 
 @dataclass(frozen=True, slots=True)
 class Flipped:
-    """What a flip took, in seconds: ``pause_s`` without service, of which ``load_s`` loading the weights."""
+    """What a flip took, in seconds: ``pause_s`` without generation, ``load_s`` loading the weights and comparing what is held."""
 
     version: str
     pause_s: float

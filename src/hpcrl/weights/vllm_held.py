@@ -99,7 +99,7 @@ class Watch(TorchDispatchMode):
         self._by_storage: dict[int, _Target] = {}
         self._alive = []  # a freed storage's address could be given to another
         for module, name, tensor in _tensors(model):
-            target = _Target(tensor.shape, tensor.stride(), tensor.dtype, tensor.storage_offset())
+            target = _Target(tensor.shape, tensor.stride(), tensor.dtype, int(tensor.storage_offset()))
             self._targets[module, name] = self._by_storage.setdefault(_storage(tensor), target)
             self._alive.append(tensor.untyped_storage())
 
@@ -191,7 +191,8 @@ class Watch(TorchDispatchMode):
 
 def packed_kernels(model: torch.nn.Module) -> dict[torch.nn.Module, Kernel]:
     """Each module's packed kernel: vLLM makes a new one whenever it packs a weight."""
-    return {module: module.cpu_linear for module in model.modules() if hasattr(module, "cpu_linear")}
+    found = ((module, getattr(module, "cpu_linear", None)) for module in model.modules())
+    return {module: kernel for module, kernel in found if kernel is not None}
 
 
 def _plain(module: torch.nn.Module) -> bool:
@@ -208,7 +209,7 @@ def _tensors(model: torch.nn.Module, *, buffers: bool = True) -> Iterator[tuple[
 
 
 def _place(into: torch.Tensor, target: _Target) -> Place:
-    return tuple(into.shape), into.stride(), into.storage_offset() - target.start
+    return tuple(into.shape), into.stride(), int(into.storage_offset()) - target.start
 
 
 def _storage(tensor: torch.Tensor) -> int:

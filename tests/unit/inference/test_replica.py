@@ -272,7 +272,7 @@ def test_with_two_slots_the_old_version_goes_on_beside_the_new_one() -> None:
     async def scenario(b: Bench) -> None:
         first, second = b.servers
         second.gate_when_flipped = b.gate
-        await b.flip("0.1")
+        assert (await b.flip("0.1")).pause_s == 0.0
         assert second.flips == ["0.1"]
         assert second.gates == [True]
         assert [b.replica.version_for(bound(version)) for version in ("0.0", "0.1", "0.2")] == ["0.0", "0.1", None]
