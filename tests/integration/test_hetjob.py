@@ -176,6 +176,21 @@ def local(*argv: str) -> str:
     return output
 
 
+@pytest.mark.parametrize("mode", ["pin=turn", "pin=token", "slots=2"])
+def test_a_local_run_whose_replica_changes_versions_under_its_attempts(folder: Path, mode: str) -> None:
+    root = folder / mode
+    small = ("trainer.ranks=1", "inference.replicas=1", "trainer.steps=3", f"weights.{mode}")
+    sets = [part for item in scaled_down(folder, *small) for part in ("--set", item)]
+    local(CONFIG, "--launcher", "local", "--run-dir", str(root), *sets)
+    run = RunDir(root)
+    summary = read(run.summary)
+    assert summary["state"] == "success"
+    assert summary["max_lag"] <= 1
+    assert summary["digests_equal"] is True
+    assert [(each["version"], each["failed"]) for each in summary["evaluations"]] == [("0.0", 0), ("0.3", 0)]
+    check_every_trained_trajectory(run, groups=6)
+
+
 def test_a_local_run_and_its_resume(folder: Path) -> None:
     root = folder / "run"
     small = ("trainer.ranks=1", "inference.replicas=1", "trainer.checkpoint_every=1")

@@ -6,45 +6,22 @@ import asyncio
 import math
 import os
 import signal
-import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import aiohttp
 import pytest
+from replicas import SECRET, Client, Loop, forward_logprobs, save_model, stage
 
 from hpcrl.config.schema import InferenceSection, ModelSection, RolloutSection, RunConfig, TasksSection
 from hpcrl.errors import InfraError
 from hpcrl.inference.guard import session_members
 from hpcrl.inference.replica import Replica
-from hpcrl.protocol.keys import AttemptKey, role_key, sign_attempt_key
+from hpcrl.protocol.keys import role_key
 from hpcrl.protocol.record import AttemptRecord
-from hpcrl.protocol.version import PolicyVersion
-from hpcrl.weights.digest import chunk_digest
-from hpcrl.weights.manifest import Chunk, Manifest, cut
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
-
-SECRET = "test-secret"
-T = TypeVar("T")
-
-
-class Loop:
-    """An event loop in a thread, so that one server serves several tests."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(400)
-
-    def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
 
 
 @pytest.fixture(scope="module")
@@ -57,14 +34,7 @@ def loop() -> Iterator[Loop]:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two random models with tied embeddings, sharing a tokenizer."""
-    from hpcrl.quickstart.model import new_model
-    from hpcrl.quickstart.tokenizer import build_tokenizer
-
-    paths = [tmp_path_factory.mktemp(f"model{seed}") for seed in (0, 1)]
-    for seed, path in enumerate(paths):
-        new_model(seed).save_pretrained(path)
-        build_tokenizer().save_pretrained(path)
-    return paths
+    return [save_model(tmp_path_factory.mktemp(f"model{seed}"), seed) for seed in (0, 1)]
 
 
 def configuration(model: Path) -> RunConfig:
@@ -100,50 +70,6 @@ def served(loop: Loop, models: list[Path], tmp_path_factory: pytest.TempPathFact
     loop.run(replica.stop())
 
 
-def stage(model: Path, version: str, folder: Path) -> tuple[Path, Path]:
-    """What the receiver leaves behind: (manifest file, staging file) of a model directory."""
-    from transformers import AutoModelForCausalLM
-
-    from hpcrl.weights.snapshot import Snapshot
-
-    snapshot = Snapshot.of_model(AutoModelForCausalLM.from_pretrained(model))
-    snapshot.capture()
-    pieces = cut(snapshot.layout.nbytes, 1 << 18)
-    chunks = [Chunk(start, size, chunk_digest(snapshot.view[start : start + size])) for start, size in pieces]
-    manifest = Manifest.build(
-        PolicyVersion.parse(version), None, snapshot.layout, chunks, tokenizer_digest="00", model_config_digest="00"
-    )
-    manifest_path, staging = folder / f"{version}.json", folder / f"{version}.weights"
-    manifest_path.write_text(manifest.to_json())
-    staging.write_bytes(snapshot.view)
-    return manifest_path, staging
-
-
-class Client:
-    """A harness: a base URL and a key."""
-
-    def __init__(self, url: str, attempt: str, version: str = "0.0", replica: str = "r0") -> None:
-        self.url = url
-        self.key = sign_attempt_key(SECRET, AttemptKey(attempt, version, replica))
-        self.attempt = attempt
-
-    async def post(self, path: str, body: dict[str, Any], key: str | None = None) -> tuple[int, dict[str, Any]]:
-        headers = {"Authorization": f"Bearer {key or self.key}"}
-        async with (
-            aiohttp.ClientSession() as session,
-            session.post(self.url.removesuffix("/v1") + path, json=body, headers=headers) as response,
-        ):
-            return response.status, await response.json()
-
-    async def chat(self, messages: list[dict[str, Any]], **more: Any) -> tuple[int, dict[str, Any]]:
-        return await self.post("/v1/chat/completions", {"model": "policy", "messages": messages, **more})
-
-    async def record(self) -> AttemptRecord:
-        status, body = await self.post("/side/record", {"attempt_id": self.attempt}, role_key(SECRET, "worker"))
-        assert status == 200, body
-        return AttemptRecord.model_validate(body)
-
-
 async def talk(client: Client, turns: int = 3) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     for turn in range(turns):
@@ -153,17 +79,6 @@ async def talk(client: Client, turns: int = 3) -> list[dict[str, Any]]:
         assert set(body) == {"id", "object", "created", "model", "choices", "usage"}
         messages.append(body["choices"][0]["message"])
     return messages
-
-
-def forward_logprobs(model: Path, token_ids: list[int]) -> list[float]:
-    """log p(token | tokens before) by transformers; 0.0 for the first."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    with torch.no_grad():
-        logits = AutoModelForCausalLM.from_pretrained(model)(torch.tensor([token_ids])).logits[0]
-    logprobs = torch.log_softmax(logits.float(), -1)
-    return [0.0, *(logprobs[i, token].item() for i, token in enumerate(token_ids[1:]))]
 
 
 def largest_gap(model: Path, record: AttemptRecord) -> float:
@@ -297,7 +212,7 @@ def test_flipped_engine_equals_a_fresh_one(
         from hpcrl.protocol.messages import Sampling
 
         prompt = [256, *b"user\nhello", 257, *b"\n", 256, *b"assistant\n"]
-        generated = await which.generate(prompt, Sampling(max_tokens=32), [257], seed=7)
+        generated = await which.generate("0.2", prompt, Sampling(max_tokens=32), [257], seed=7)
         return list(zip(generated.token_ids, generated.logprobs, strict=True))
 
     async def fresh() -> list[tuple[int, float]]:
@@ -319,7 +234,7 @@ def test_killed_engine_is_replaced_and_reloaded(
     replica, url = served
     manifest, staging = stage(models[1], "0.3", tmp_path)
     loop.run(replica.flip("0.3", manifest, staging))
-    guard = replica._server.pid
+    guard = replica._engines.server(0).pid
     assert guard is not None
     api_server = min(pid for pid in session_members(guard) if pid != guard)
     began = time.monotonic()

@@ -146,6 +146,12 @@ class WeightsSection(Section):
     """Largest piece of one MPI message, MiB."""
     chunks_in_flight: Positive = 4
     """Messages under way per sender."""
+    pin: Literal["trajectory", "turn", "token"] = "trajectory"
+    """What one version serves from start to end: a whole attempt (its replica is drained before it changes), one model call, or one
+    token (the change comes in the middle of a generation; its KV is computed again). Evaluations are always pinned as a whole."""
+    slots: Annotated[int, Field(ge=1, le=2)] = 1
+    """Engines per replica. 2: a standby engine takes the next version while the other goes on; nothing is drained, at twice the
+    memory and, on GPUs, half of `gpu_memory_utilization` each. Only with `pin: trajectory`."""
     quorum: Positive | None = None
     """Replicas that must serve a version before new attempts are bound to it; None: one is enough to begin (rolling)."""
     drain_timeout_s: Seconds = 600.0
@@ -277,6 +283,11 @@ class RunConfig(Section):
             raise ValueError(
                 f"weights.quorum is {self.weights.quorum} but there are only {self.inference.replicas} replicas "
                 "(inference.replicas)"
+            )
+        if self.weights.slots > 1 and self.weights.pin != "trajectory":
+            raise ValueError(
+                f"weights.slots: 2 is for weights.pin: trajectory; with pin: {self.weights.pin} nothing is drained anyway: "
+                "set weights.slots: 1"
             )
         if self.weights.drain_timeout_s < self.rollout.attempt_timeout_s:
             raise ValueError(

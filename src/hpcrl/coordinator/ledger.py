@@ -20,6 +20,7 @@ from hpcrl.config import RunConfig
 from hpcrl.coordinator import stragglers
 from hpcrl.coordinator.changes import Changes
 from hpcrl.coordinator.entities import BOUND, Attempt, EvalRun, Group, Position, Replica, Rollout, Task, Version
+from hpcrl.coordinator.pinning import Pinning
 from hpcrl.coordinator.staleness import Staleness
 from hpcrl.coordinator.tally import Tally
 from hpcrl.coordinator.tasks import TaskOrder
@@ -52,6 +53,7 @@ class Ledger:
             groups_per_step=config.trainer.groups_per_step,
             steps=config.trainer.steps,
         )
+        self.pinning = Pinning.of(config.weights)
         self.changes = Changes()
         self.tally = Tally(self.changes.counter)
         self.wakes: set[str] = set()
@@ -279,7 +281,7 @@ class Ledger:
         if old in BOUND and new not in BOUND:
             replica = self.replicas[attempt.replica_id]
             replica.live.pop(attempt.attempt_id, None)
-            if not replica.live:
+            if not self.pinning.blockers(replica):
                 self.wakes.add("flip")
         self.changes.transition(attempt, old, new, now, cause)
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from hpcrl.config import RunConfig
 from hpcrl.coordinator.binding import Binder
 from hpcrl.coordinator.changes import ChangeSet
-from hpcrl.coordinator.entities import Group, ReplicaState, Task, Version
+from hpcrl.coordinator.entities import Group, Replica, ReplicaState, Task, Version
 from hpcrl.coordinator.ledger import Ledger
 from hpcrl.coordinator.replica_calls import ReplicaCalls
 from hpcrl.coordinator.scorer_calls import ScorerCalls
@@ -28,6 +28,7 @@ from hpcrl.coordinator.worker_calls import WorkerCalls
 from hpcrl.protocol import client as c
 from hpcrl.protocol import messages as m
 from hpcrl.protocol.states import State
+from hpcrl.protocol.version import PolicyVersion
 
 __all__ = ["Call", "Queue"]
 
@@ -128,9 +129,7 @@ class Queue:
             failures=_present(tally.failures),
             cancelled=_present(tally.cancelled),
             rejected_reports=_present(tally.rejected),
-            replicas={
-                r.replica_id: _replica_text(r.state, str(r.version or "nothing")) for r in ledger.replicas.values()
-            },
+            replicas={r.replica_id: _replica_text(r, ledger.versions) for r in ledger.replicas.values()},
             in_flight=tally.in_flight,
             accepted_unused=tally.accepted_unused,
             scoring_backlog=tally.attempts[State.ARTIFACT_READY],
@@ -149,8 +148,14 @@ def _present(counter: Counter[K]) -> dict[K, int]:
     return {item: n for item, n in counter.items() if n}
 
 
-def _replica_text(state: ReplicaState, version: str) -> str:
-    return f"{state.value} {version}"
+def _replica_text(replica: Replica, versions: dict[PolicyVersion, Version]) -> str:
+    """``up 0.3``, and why it serves no later version if it refused one: ``up 0.3; refused 0.4: held_weights: …``."""
+    text = f"{replica.state.value} {replica.version or 'nothing'}"
+    refused = [version for version, known in versions.items() if replica.replica_id in known.refused]
+    last = max(refused, default=None)
+    if last is None or (replica.version is not None and replica.version >= last):
+        return text
+    return f"{text}; refused {last}: {versions[last].refused[replica.replica_id]}"
 
 
 def _version_entry(version: Version) -> dict[str, float | str | dict[str, str]]:

@@ -1,8 +1,10 @@
 """The inference side's calls: register, flip, ready, refused.
 
     register → UP (serves nothing) ─flip granted→ FLIPPING ─ready→ UP (serves v) ─flip asked→ DRAINING ─drained→ FLIPPING → …
+    weights.slots: 2:  UP (serves v) ─flip asked, second engine free→ UP (target w) ─ready→ UP (serves w, and v to the end) → …
 
-A flip is granted when no attempt bound to the replica still talks to it. While it drains it gets no new ones. Replicas roll: one
+A flip is granted when no attempt that ``pinning.py`` keeps with the old version still talks to it. While it drains it gets no new
+ones; with ``pin: turn`` and ``token`` that takes no time, with two slots nothing drains. Replicas roll: one
 may start to drain only while another still serves and at most half of them drain at once, so that work that can be admitted
 finds a place. Where nothing could be admitted on the replica anyway (``sync`` mode, or the staleness bound is reached),
 it need not wait for the others. A replica with an unfinished evaluation of the version it serves does not leave that version.
@@ -64,11 +66,13 @@ class ReplicaCalls:
         if replica.target != version:
             replica.target, replica.target_since, replica.draining_since = version, now, 0.0
             self._l.changes.replica(replica)
+        if self._l.pinning.standby:
+            return m.FlipGrant(granted=self._evaluated(replica) and not self._l.pinning.blockers(replica))
         if replica.state is ReplicaState.UP and self._may_leave(replica):
             replica.state, replica.draining_since = ReplicaState.DRAINING, now
             self._l.changes.replica(replica)
             self._l.wakes.add("lease")
-        if replica.state is ReplicaState.DRAINING and not replica.live:
+        if replica.state is ReplicaState.DRAINING and not self._l.pinning.blockers(replica):
             replica.state = ReplicaState.FLIPPING
             self._l.changes.replica(replica)
         return m.FlipGrant(granted=replica.state is ReplicaState.FLIPPING)
@@ -77,8 +81,7 @@ class ReplicaCalls:
         """Whether the replica may stop taking attempts for the version it serves."""
         if replica.version is None:
             return True
-        run = self._l.evals.get(replica.version)
-        if run is not None and run.active:
+        if not self._evaluated(replica):
             return False
         others = [other for other in self._l.replicas.values() if other is not replica and other.version is not None]
         if not others or not self._binder.has_work_for(replica.version.step):
@@ -86,12 +89,19 @@ class ReplicaCalls:
         away = sum(not other.serving for other in others)
         return away < len(others) and away < max(1, (len(others) + 1) // 2)
 
+    def _evaluated(self, replica: Replica) -> bool:
+        """Whether no evaluation of the version that the replica gives to new attempts is under way."""
+        run = None if replica.version is None else self._l.evals.get(replica.version)
+        return run is None or not run.active
+
     def expire(self, now: float) -> None:
-        """Cancel what still runs on replicas that have drained for too long; let waiting replicas ask again."""
-        limit = self._l.config.weights.drain_timeout_s
+        """Cancel what has kept a replica from changing versions for too long; let waiting replicas ask again."""
+        limit, standby = self._l.config.weights.drain_timeout_s, self._l.pinning.standby
         for replica in self._l.replicas.values():
-            if replica.state is ReplicaState.DRAINING and now - replica.draining_since > limit:
-                for attempt in list(replica.live.values()):
+            waits = replica.target is not None if standby else replica.state is ReplicaState.DRAINING
+            since = replica.target_since if standby else replica.draining_since
+            if waits and now - since > limit:
+                for attempt in self._l.pinning.blockers(replica):
                     self._l.cancel(attempt, "drain_timeout", now)
             if replica.target is not None and replica.state is not ReplicaState.FLIPPING:
                 self._l.wakes.add("flip")
@@ -100,8 +110,8 @@ class ReplicaCalls:
 
     def ready(self, request: m.ReplicaReady, now: float) -> m.Empty:
         replica, version = self._replica(request.replica_id), self._version(request.version)
-        # Attempts bound to another version cannot be served any more (only after a restart of the engine behind the proxy).
-        for attempt in [a for a in replica.live.values() if a.version != version.version]:
+        # What was bound to another version and pinned to it cannot be served any more (its engine failed and holds an older one).
+        for attempt in [a for a in replica.live.values() if not self._l.pinning.outlives(a, version.version)]:
             self._l.fail(attempt, "infra", "replica_flipped", now)
         replica.version, replica.state, replica.target = version.version, ReplicaState.UP, None
         version.ready[replica.replica_id] = request.digest

@@ -38,7 +38,8 @@ class WorkerCalls:
     def _lease(self, attempt: Attempt) -> m.Lease:
         group, rollout = attempt.rollout.group, self._l.config.rollout
         version = str(attempt.version)
-        key = sign_attempt_key(self._l.secret, AttemptKey(attempt.attempt_id, version, attempt.replica_id))
+        pin = self._l.pinning.of_attempt(attempt)
+        key = sign_attempt_key(self._l.secret, AttemptKey(attempt.attempt_id, version, attempt.replica_id, pin))
         return m.Lease(
             attempt_id=attempt.attempt_id,
             rollout_id=attempt.rollout.rollout_id,
@@ -149,7 +150,7 @@ class WorkerCalls:
         for item in request.items:
             attempt = self._take(item.attempt_id, request.worker_id, frozenset({State.SCORED}))
             if isinstance(attempt, Attempt):
-                problem = _seal(attempt, item)
+                problem = self._seal(attempt, item)
                 if problem is None:
                     self._l.accept(attempt, now)
                     accepted.append(item.attempt_id)
@@ -159,6 +160,21 @@ class WorkerCalls:
             rejected[item.attempt_id] = attempt
             self._l.reject(item.attempt_id, "sealed", request.worker_id, attempt, now)
         return m.Ack(accepted=accepted, rejected=rejected)
+
+    def _seal(self, attempt: Attempt, item: m.SealedItem) -> str | None:
+        """Note where the trajectory stands, or say what is wrong with the report (a reason word)."""
+        oldest, newest = PolicyVersion.parse(item.oldest_version), PolicyVersion.parse(item.newest_version)
+        if not self._l.pinning.covers(attempt, oldest, newest):
+            return "version_mismatch"
+        if newest != attempt.version and newest not in self._l.versions:
+            return "version_unknown"
+        if not 0 <= item.trained_tokens <= item.tokens or item.row < 0 or not item.shard:
+            return "bad_seal"
+        attempt.shard, attempt.row = item.shard, item.row
+        attempt.tokens, attempt.trained_tokens = item.tokens, item.trained_tokens
+        attempt.oldest_version, attempt.newest_version = oldest, newest
+        attempt.first_token_at = item.first_token_at
+        return None
 
     # ------------------------------------------------------------ time
 
@@ -178,17 +194,3 @@ class WorkerCalls:
                 self._l.fail(attempt, "infra", "attempt_timeout", now)
             else:
                 heapq.heappush(heap, (min(attempt.lease_until, limit), attempt_id))
-
-
-def _seal(attempt: Attempt, item: m.SealedItem) -> str | None:
-    """Note where the trajectory stands, or say what is wrong with the report (a reason word)."""
-    oldest, newest = PolicyVersion.parse(item.oldest_version), PolicyVersion.parse(item.newest_version)
-    if not attempt.version == oldest == newest:
-        return "version_mismatch"
-    if not 0 <= item.trained_tokens <= item.tokens or item.row < 0 or not item.shard:
-        return "bad_seal"
-    attempt.shard, attempt.row = item.shard, item.row
-    attempt.tokens, attempt.trained_tokens = item.tokens, item.trained_tokens
-    attempt.oldest_version, attempt.newest_version = oldest, newest
-    attempt.first_token_at = item.first_token_at
-    return None

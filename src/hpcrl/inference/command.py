@@ -57,7 +57,7 @@ def server_arguments(config: RunConfig, model: Path, port: int, *, gpu: bool) ->
     if not gpu and section.tensor_parallel == 1:
         arguments += ["--distributed-executor-backend", _ONE_PROCESS]
     if gpu:
-        arguments += ["--gpu-memory-utilization", str(section.gpu_memory_utilization)]
+        arguments += ["--gpu-memory-utilization", str(section.gpu_memory_utilization / config.weights.slots)]
     else:
         arguments += ["--kv-cache-memory-bytes", str(int(section.kv_cache_gib * _GIB))]
     return [*arguments, *section.extra_args]

@@ -7,10 +7,13 @@
 
 One call:
 
-    parse ─▶ wait while a flip is under way ─▶ version bound? ─▶ prompt ids ─▶ engine ─▶ record ─▶ answer
+    parse ─▶ wait while a flip is under way ─▶ a version the key allows? ─▶ prompt ids ─▶ engine ─▶ record ─▶ answer
              503 queue_timeout                 409 stale_version    │           ├── client gone: engine call dropped
-                                                                    │           └── versions outside the bound: 409
+                                                                    │           └── versions the key does not allow: 409
                                                                     └── no room: 400 context_length_exceeded
+
+Which versions: ``AttemptKey.allows``; under ``pin: turn`` a reply is of one of them, under ``pin: token`` of any number. Which they are
+says vLLM's own record, token by token.
 """
 
 from __future__ import annotations
@@ -52,15 +55,18 @@ class Engine(Protocol):
 
     @property
     def served_version(self) -> str | None:
-        """The version that new calls meet; None before there is one."""
+        """The version that new attempts meet; None before there is one."""
 
     async def until_serving(self) -> None:
         """Wait a short while for a flip or a restart. Raises InfraError("queue_timeout")."""
 
+    def version_for(self, key: AttemptKey) -> str | None:
+        """The version that may answer the attempt now; None: none that is served here."""
+
     async def generate(
-        self, token_ids: list[int], sampling: Sampling, stop_token_ids: list[int], **more: Any
+        self, version: str, token_ids: list[int], sampling: Sampling, stop_token_ids: list[int], **more: Any
     ) -> Generated:
-        """Sample a continuation; cancelling aborts it. Raises InfraError, DataError."""
+        """Sample a continuation where ``version`` is served; cancelling aborts it. Raises InfraError, DataError."""
 
 
 class ReplyTokenizer(ChatTokenizer, Protocol):
@@ -137,11 +143,11 @@ class Proxy:
         except InfraError:
             self.stats.endings["queue_timeout"] += 1
             raise
-        self._check_version(key.policy_version)
-        session = self._recorder.session(key.attempt_id, key.policy_version, self._clock.now())
+        version = self._version_for(key)
+        session = self._recorder.session(key.attempt_id, self._clock.now())
         call = session.begin(self._dialogue, chat.messages, chat.sampling, self._clock.now(), began_at)
         try:
-            return await self._serve(request, session, call, chat)
+            return await self._serve(request, session, call, chat, key, version)
         finally:
             if call.ending is None:
                 session.fail(call, "error", self._clock.now())
@@ -176,7 +182,9 @@ class Proxy:
 
     # ------------------------------------------------------------ one call
 
-    async def _serve(self, request: Request, session: Session, call: Call, chat: ChatRequest) -> Response:
+    async def _serve(
+        self, request: Request, session: Session, call: Call, chat: ChatRequest, key: AttemptKey, version: str
+    ) -> Response:
         room = self._config.rollout.context_tokens - len(call.prompt.token_ids)
         if room < 1:
             raise ApiError(
@@ -188,7 +196,7 @@ class Proxy:
         call.sampling = chat.sampling.model_copy(update={"max_tokens": min(chat.sampling.max_tokens, room)})
         more = {**chat.extra, "stop": chat.stop} if chat.stop else chat.extra
         try:
-            generated = await self._generate(request, session, call, more)
+            generated = await self._generate(request, session, call, version, more)
         except InfraError as error:
             timed_out = error.reason == "generation_timeout"
             session.fail(call, "generation_timeout" if timed_out else "error", self._clock.now())
@@ -201,18 +209,18 @@ class Proxy:
             raise ApiError(
                 409, "stale_version", "the generation was aborted because the replica changes its policy version"
             )
-        for span in generated.spans:
-            if span.version != session.version:
-                session.fail(call, "abort", self._clock.now())
-                raise ApiError(
-                    409, "stale_version", f"sampled by {span.version}, but the attempt is bound to {session.version}"
-                )
+        refusal = _refusal(key, generated)
+        if refusal is not None:
+            session.fail(call, "abort", self._clock.now())
+            raise ApiError(409, "stale_version", refusal)
         return self._finish(session, call, generated, chat.stop)
 
-    async def _generate(self, request: Request, session: Session, call: Call, more: dict[str, Any]) -> Generated | None:
+    async def _generate(
+        self, request: Request, session: Session, call: Call, version: str, more: dict[str, Any]
+    ) -> Generated | None:
         """The engine's answer, or None when the client (or the end of the attempt) cancelled it."""
         generation = asyncio.ensure_future(
-            self._engine.generate(call.prompt.token_ids, call.sampling, self._stop_ids, **more)
+            self._engine.generate(version, call.prompt.token_ids, call.sampling, self._stop_ids, **more)
         )
         running = self._generations.setdefault(session.attempt_id, set())
         running.add(generation)
@@ -250,12 +258,15 @@ class Proxy:
             raise ApiError(403, "wrong_replica", f"the key is for replica {key.replica_id}, this is {self._replica_id}")
         return key
 
-    def _check_version(self, bound: str) -> None:
-        served = self._engine.served_version
-        if served != bound:
+    def _version_for(self, key: AttemptKey) -> str:
+        version = self._engine.version_for(key)
+        if version is None:
             raise ApiError(
-                409, "stale_version", f"the attempt is bound to version {bound}, this replica serves {served}"
+                409,
+                "stale_version",
+                f"the attempt is bound to version {key.policy_version}, this replica serves {self._engine.served_version}",
             )
+        return version
 
     async def _settle(self, session: Session) -> None:
         """The attempt is over: drop what it still generates, and wait until that is noted."""
@@ -271,6 +282,17 @@ class Proxy:
         stats.endings[call.ending or "error"] += 1
         stats.tokens_prompt += len(call.prompt.token_ids)
         stats.tokens_generated += call.end - call.start
+
+
+def _refusal(key: AttemptKey, generated: Generated) -> str | None:
+    """Why a reply may not become part of the attempt, or None."""
+    for span in generated.spans:
+        if not key.allows(span.version):
+            later = "" if key.pin == "trajectory" else " or later"
+            return f"sampled by {span.version}, but the attempt is bound to {key.policy_version}{later}"
+    if key.pin == "turn" and len({span.version for span in generated.spans}) > 1:
+        return "sampled by more than one version, but weights.pin is turn: one per model call"
+    return None
 
 
 async def _disconnected(request: Request) -> None:

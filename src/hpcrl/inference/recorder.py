@@ -76,11 +76,10 @@ class Call:
 
 
 class Session:
-    """The contexts and calls of one attempt, bound to one policy version; ``running`` counts the calls under way."""
+    """The contexts and calls of one attempt; ``running`` counts the calls under way."""
 
-    def __init__(self, attempt_id: str, version: str, now: float) -> None:
+    def __init__(self, attempt_id: str, now: float) -> None:
         self.attempt_id = attempt_id
-        self.version = version
         self.touched_at = now
         self.running = 0
         self._segments: list[_Segment] = []
@@ -210,12 +209,12 @@ class Recorder:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def session(self, attempt_id: str, version: str, now: float) -> Session:
+    def session(self, attempt_id: str, now: float) -> Session:
         """The attempt's session, opened at its first call."""
         found = self._sessions.get(attempt_id)
         if found is None:
             self._release(now)
-            found = self._sessions[attempt_id] = Session(attempt_id, version, now)
+            found = self._sessions[attempt_id] = Session(attempt_id, now)
         return found
 
     def find(self, attempt_id: str) -> Session | None:

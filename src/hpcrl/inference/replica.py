@@ -1,12 +1,12 @@
-"""A replica: the vLLM server, its proxy, its version, and what happens when the server dies.
+"""A replica: vLLM servers, their proxy, the version they serve, and what happens when a server dies.
 
     event loop   uvicorn ─▶ Proxy ─▶ Replica.generate ─▶ VllmServer ─▶ child (loopback)
                  flip()    waits for the lock, closes the gate, flips, opens the gate   ◀── the MPI thread, by run_coroutine_threadsafe
-                 _watch()  waits for the child's end; under the lock: on_down, new child, last verified version, gate opens;
+                 _watch(slot)  waits for the child's end; under the lock: on_down, new child, last verified version, gate opens;
                            then on_restart
 
-The gate is what calls wait at: closed while there is no child, no version, or a flip. ``failed`` ends when the child can no longer be
-restarted; whoever runs the replica waits for it.
+The gate is what calls wait at: closed while there is no child, no version, or a flip; with two slots a flip leaves it open. ``failed``
+ends when a child can no longer be restarted; whoever runs the replica waits for it.
 """
 
 from __future__ import annotations
@@ -23,18 +23,17 @@ import uvicorn
 
 from hpcrl.config.schema import RunConfig
 from hpcrl.errors import InfraError
+from hpcrl.inference.engines import Engines, NewServer
 from hpcrl.inference.proxy import Proxy, ReplyTokenizer, Stats
 from hpcrl.inference.supervisor import Flipped, Generated, VllmServer
 from hpcrl.inference.tokenizer import HFTokenizer
-from hpcrl.inference.versions import Staged, VersionHolder
+from hpcrl.inference.versions import Staged
+from hpcrl.protocol.keys import AttemptKey
 from hpcrl.protocol.messages import Sampling
 
 __all__ = ["Replica"]
 
 logger = logging.getLogger(__name__)
-
-_GATE_WAIT_S = 30.0
-_RESTARTS = 5
 
 
 class Replica:
@@ -43,7 +42,8 @@ class Replica:
     ``model`` is the directory of the start weights, ``initial_version`` their name ("0.0"), or None when they must not be served
     (a resumed run: nothing is served before the first flip). ``on_down()`` is awaited when the child was found dead, before it is
     replaced, ``on_restart(version)`` after it was; an error of either is the end of ``failed``.
-    ``tokenizer`` and ``new_server(version)`` replace the model's tokenizer and the vLLM server (tests).
+    ``on_broken(version, reason)`` is awaited when a flip left nothing that can be served, before the last verified version is loaded
+    again. ``tokenizer`` and ``new_server`` replace the model's tokenizer and the vLLM servers (tests).
     """
 
     def __init__(
@@ -57,33 +57,42 @@ class Replica:
         log_dir: Path,
         on_down: Callable[[], Awaitable[None]] | None = None,
         on_restart: Callable[[str | None], Awaitable[None]] | None = None,
+        on_broken: Callable[[str, str], Awaitable[None]] | None = None,
         tokenizer: ReplyTokenizer | None = None,
-        new_server: Callable[[str | None], VllmServer] | None = None,
+        new_server: NewServer | None = None,
     ) -> None:
-        log = log_dir / f"vllm-{replica_id}.log"
-        self._versions = VersionHolder(initial_version)
+        logs = [log_dir / f"vllm-{replica_id}{name}.log" for name in ("", "-b")]
         self._on_down = on_down
         self._on_restart = on_restart
-        self._new_server = new_server or (lambda version: VllmServer(config, model, version, log))
-        self._server = self._new_server(self._versions.start_version)
+        self._on_broken = on_broken
+        self._engines = Engines(
+            config.weights.slots,
+            initial_version,
+            new_server or (lambda slot, version: VllmServer(config, model, version, logs[slot])),
+        )
+        self._gate_wait_s = config.inference.request_timeout_s
         self._proxy = Proxy(config, secret, replica_id, self, tokenizer or HFTokenizer(model))
         self._lock = asyncio.Lock()
         self._gate = asyncio.Event()
-        self._watcher: asyncio.Task[None] | None = None
+        self._watchers: list[asyncio.Task[None]] = []
         self._web: uvicorn.Server | None = None
         self._web_task: asyncio.Task[None] | None = None
-        self.restarts = 0
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
     def served_version(self) -> str | None:
         """The last verified version; None before there is one."""
-        return self._versions.current
+        return self._engines.current
 
     @property
     def serving(self) -> bool:
         """Whether calls are answered with :attr:`served_version` now. May be read from any thread."""
-        return self._gate.is_set() and self._server.serving
+        return self._gate.is_set() and self._engines.serving
+
+    @property
+    def restarts(self) -> int:
+        """Engines that were replaced."""
+        return self._engines.restarts
 
     @property
     def active_requests(self) -> int:
@@ -97,9 +106,10 @@ class Replica:
 
     async def start(self) -> float:
         """Start the engine; returns the seconds until its first answer. Raises InfraError("engine_start")."""
-        took = await self._server.start()
-        self._watcher = asyncio.create_task(self._watch())
-        self._watcher.add_done_callback(self._watcher_ended)
+        took = await self._engines.start()
+        self._watchers = [asyncio.create_task(self._watch(slot)) for slot in range(self._engines.count)]
+        for watcher in self._watchers:
+            watcher.add_done_callback(self._watcher_ended)
         self._open_gate()
         return took
 
@@ -123,110 +133,103 @@ class Replica:
         return f"http://{host}:{listener.getsockname()[1]}/v1"
 
     async def flip(self, version: str, manifest: Path, staging: Path) -> Flipped:
-        """Serve ``version`` from now on; what still generates is aborted. ``staging`` must stay until the next flip has succeeded.
+        """Serve ``version`` from now on. ``staging`` must stay until the next flip has succeeded.
 
-        Raises InfraError when the version is refused; the previous one then goes on being served (loaded again if need be).
+        What still generates is treated as ``weights.pin`` says. Raises InfraError when the version is refused; the previous one
+        then goes on being served (loaded again if need be).
         """
+
+        async def broken(reason: str) -> None:
+            if self._on_broken is not None:
+                await self._on_broken(version, reason)
+
         async with self._lock:
-            self._gate.clear()
+            if self._engines.count == 1:
+                self._gate.clear()
             try:
-                flipped = await self._server.flip(manifest, staging)
-            except InfraError as error:
-                if error.reason != "flip_refused":
-                    logger.error("flip to %s failed, the engine is reloaded: %s", version, error)
-                    await self._reload()
-                self._open_gate()
+                return await self._engines.flip(Staged(version, manifest, staging), broken)
+            except InfraError:
+                if self._engines.lost is not None:
+                    self._fail(self._engines.lost)
                 raise
-            self._versions.verified(Staged(version, manifest, staging))
-            self._open_gate()
-            return flipped
+            finally:
+                self._open_gate()
 
     async def until_serving(self) -> None:
         """Wait for the gate. Raises InfraError("queue_timeout")."""
         if self.serving:
             return
         try:
-            async with asyncio.timeout(_GATE_WAIT_S):
+            async with asyncio.timeout(self._gate_wait_s):
                 await self._gate.wait()
         except TimeoutError as error:
-            raise InfraError("queue_timeout", f"no version was served within {_GATE_WAIT_S:g} s") from error
+            raise InfraError("queue_timeout", f"no version was served within {self._gate_wait_s:g} s") from error
+
+    def version_for(self, key: AttemptKey) -> str | None:
+        """The version that may answer the attempt; None: none that is served here."""
+        return self._engines.version_for(key)
 
     async def generate(
-        self, token_ids: list[int], sampling: Sampling, stop_token_ids: list[int], **more: Any
+        self, version: str, token_ids: list[int], sampling: Sampling, stop_token_ids: list[int], **more: Any
     ) -> Generated:
-        """Sample a continuation. Raises InfraError, DataError."""
-        return await self._server.generate(token_ids, sampling, stop_token_ids, **more)
+        """Sample a continuation with the engine that serves ``version``. Raises InfraError, DataError."""
+        return await self._engines.holding(version).generate(token_ids, sampling, stop_token_ids, **more)
 
     async def stop(self) -> None:
         """End proxy and engine; nothing of either is left."""
         self._gate.clear()
-        if self._watcher is not None:
-            self._watcher.cancel()
-            await asyncio.wait({self._watcher})
-        await self._server.stop()
+        for watcher in self._watchers:
+            watcher.cancel()
+        if self._watchers:
+            await asyncio.wait(self._watchers)
+        await self._engines.stop()
         if self._web is not None and self._web_task is not None:
             self._web.should_exit = self._web.force_exit = True
             await self._web_task
 
     def _open_gate(self) -> None:
-        if self._server.serving:
+        if self._engines.serving:
             self._gate.set()
 
-    async def _watch(self) -> None:
+    async def _watch(self, slot: int) -> None:
         while True:
-            server = self._server
+            server = self._engines.server(slot)
             how = await server.wait_dead()
             async with self._lock:
                 if self.failed.done():
                     return
-                if server is not self._server:
+                if server is not self._engines.server(slot):
                     continue  # replaced meanwhile by a failed flip
-                self._gate.clear()
+                active = slot == self._engines.active
+                if active:
+                    self._gate.clear()
                 logger.error("the engine died: %s", how)
                 if self._on_down is not None:
                     await self._on_down()
-                with contextlib.suppress(InfraError):  # kept in ``failed``
-                    await self._restart(how)
-            if self.failed.done():
-                return
-            if self._on_restart is not None:
-                await self._on_restart(self.served_version)
+                if not active:  # only attempts of an older version are lost with it
+                    await self._report_restart()
+                try:
+                    await self._engines.renew(slot, how)
+                except InfraError as error:
+                    self._fail(error)
+                    return
+                self._open_gate()
+            if active:
+                await self._report_restart()
+
+    async def _report_restart(self) -> None:
+        if self._on_restart is not None:
+            await self._on_restart(self.served_version)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self.failed.done():
+            self.failed.set_exception(error)
 
     def _watcher_ended(self, watcher: asyncio.Task[None]) -> None:
         """Nobody would replace the next dead child, or the coordinator believes a wrong report: the replica has failed."""
         error = None if watcher.cancelled() else watcher.exception()
-        if error is not None and not self.failed.done():
-            self.failed.set_exception(error)
-
-    async def _reload(self) -> None:
-        """After a flip left the weights undefined: load the last verified version, or start anew from the start weights."""
-        fallback = self._versions.fallback
-        if fallback is not None:
-            with contextlib.suppress(InfraError):
-                await self._server.flip(fallback.manifest, fallback.staging)
-                return
-        await self._restart("a flip failed")
-
-    async def _restart(self, why: str) -> None:
-        """Replace the child (the lock is held).
-
-        Raises InfraError, which is also the end of ``failed``, when it does not come up or the budget is spent.
-        """
-        try:
-            await self._server.stop()
-            self.restarts += 1
-            if self.restarts > _RESTARTS:
-                raise InfraError("engine_dead", f"the engine was restarted {_RESTARTS} times; the last cause: {why}")
-            self._server = self._new_server(self._versions.start_version)
-            await self._server.start()
-            fallback = self._versions.fallback
-            if fallback is not None:
-                await self._server.flip(fallback.manifest, fallback.staging)
-        except InfraError as error:
-            if not self.failed.done():
-                self.failed.set_exception(error)
-            raise
-        self._open_gate()
+        if error is not None:
+            self._fail(error)
 
 
 class _QuietServer(uvicorn.Server):

@@ -5,7 +5,8 @@
      │                     │                      └── any other failure ──▶ broken: serves nothing until a flip works
      └──── child ends ─────┴──────────────────────────────────┘            (wait_dead() returns)
 
-The pause aborts what still generates and clears KV and prefix cache: nothing computed with the old weights is reused.
+Every pause clears KV and prefix cache: nothing computed with the old weights is reused. What generates meanwhile is, by
+``weights.pin``, aborted (trajectory), awaited (turn), or frozen and continued with its KV computed anew (token).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from hpcrl.weights.vllm_engine import UNTOUCHED, update_info
 
 __all__ = ["Flipped", "Generated", "TokenSpan", "VllmServer"]
 
+_PAUSE = {"trajectory": "abort", "turn": "wait", "token": "keep"}
 _POLL_S = 0.25
 _CONTROL_TIMEOUT_S = 600.0
 _NO_VERSION = "none"
@@ -60,7 +62,7 @@ class Generated:
 
 @dataclass(frozen=True, slots=True)
 class Flipped:
-    """What a flip took, in seconds: ``pause_s`` without service, of which ``load_s`` loading the weights."""
+    """What a flip took, in seconds: ``pause_s`` without generation, ``load_s`` loading the weights and comparing what is held."""
 
     version: str
     pause_s: float
@@ -167,8 +169,10 @@ class VllmServer:
         began = time.monotonic()
         self._serving, was_serving = False, self._serving
         try:
-            await self._control("/pause?mode=abort&clear_cache=true")
+            await self._control(f"/pause?mode={_PAUSE[self._config.weights.pin]}&clear_cache=true")
             loading = time.monotonic()
+            if self._config.weights.pin == "turn":
+                began = loading  # until here the running calls went on
             await self._control("/start_weight_update")
             await self._control("/update_weights", {"update_info": update_info(manifest, staging)})
             await self._control("/finish_weight_update", {"weight_version": version})

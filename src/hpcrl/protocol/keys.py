@@ -1,7 +1,7 @@
 """Bearer keys. Everything is derived from the run's secret (``token`` in the run directory, mode 0600) by HMAC-SHA256.
 
 A *role key* opens the coordinator's routes of that role. An *attempt key* joins model calls to an attempt: it names the attempt,
-its bound policy version and the replica, so that a proxy can check it without asking anybody.
+its bound policy version, the replica, and whether later versions may answer it, so that a proxy can check it without asking anybody.
 """
 
 from __future__ import annotations
@@ -10,17 +10,38 @@ import base64
 import hashlib
 import hmac
 import secrets
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast, get_args
 
-__all__ = ["AttemptKey", "Role", "new_secret", "read_attempt_key", "role_key", "same_key", "sign_attempt_key"]
+from hpcrl.errors import UserError
+from hpcrl.protocol.version import PolicyVersion
+
+__all__ = ["AttemptKey", "Pin", "Role", "new_secret", "read_attempt_key", "role_key", "same_key", "sign_attempt_key"]
 
 Role = Literal["worker", "scorer", "trainer", "inference", "admin"]
 
 
+Pin = Literal["trajectory", "turn", "token"]
+"""How long an attempt stays with one version: see ``weights.pin``."""
+
+
 class AttemptKey(NamedTuple):
+    """Who calls, and what may answer: with pin ``trajectory`` only ``policy_version``, else that or a later one of its lineage."""
+
     attempt_id: str
     policy_version: str
     replica_id: str
+    pin: Pin = "trajectory"
+
+    def allows(self, version: str) -> bool:
+        """Whether a token of ``version`` may become part of the attempt."""
+        if self.pin == "trajectory":
+            return version == self.policy_version
+        bound = PolicyVersion.parse(self.policy_version)
+        try:
+            found = PolicyVersion.parse(version)
+        except UserError:  # an engine's name for weights that were never published
+            return False
+        return found.lineage == bound.lineage and found.step >= bound.step
 
 
 def new_secret() -> str:
@@ -50,7 +71,9 @@ def read_attempt_key(secret: str, text: str) -> AttemptKey | None:
     if not dot or not same_key(mac, _mac(secret, "attempt:" + body)):
         return None
     parts = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)).decode().split("\n")
-    return AttemptKey(*parts) if len(parts) == 3 else None
+    if len(parts) != 4 or parts[3] not in get_args(Pin):
+        return None
+    return AttemptKey(parts[0], parts[1], parts[2], cast(Pin, parts[3]))
 
 
 def same_key(given: str, expected: str) -> bool:

@@ -83,6 +83,7 @@ class _Rank:
             log_dir=self._run.logs("inference"),
             on_down=self._engine_down,
             on_restart=self._engine_restarted,
+            on_broken=self._flip_broke,
         )
         self._reports = ReplicaReports(self._client, self._replica, self._id)
         try:
@@ -108,6 +109,10 @@ class _Rank:
     async def _engine_restarted(self, version: str | None) -> None:
         log.info("%s is back with %s", self._id, version or "no version")
         await asyncio.to_thread(self._reports.restarted)
+
+    async def _flip_broke(self, version: str, reason: str) -> None:
+        log.error("%s serves nothing after the flip to %s: %s", self._id, version, reason)
+        await asyncio.to_thread(self._reports.broken, version, reason)
 
     async def _until_over(self) -> None:
         received: asyncio.Future[None] = self._loop.create_future()

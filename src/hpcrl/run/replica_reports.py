@@ -1,8 +1,8 @@
 """What a replica tells the coordinator: REGISTER, READY, REFUSED, in an order that is always true.
 
-    flip thread    ready, refused ──┐
-                                    ├── one lock: look at the engine, then report
-    event loop     down, restarted ─┘   (in a thread each)
+    flip thread    ready, refused ──────────┐
+                                            ├── one lock: look at the engine, then report
+    event loop     broken, down, restarted ─┘   (in a thread each)
 
 Without the lock a READY could overtake the news that the engine died after it, and the coordinator would go on leasing to it.
 """
@@ -66,6 +66,11 @@ class ReplicaReports:
         with self._lock:
             # First what goes on: a trainer that hears of the refusal alone would take the replica for lost, and end.
             self._still_ready()
+            self._client.call(api.REFUSED, m.ReplicaRefused(replica_id=self._id, version=version, reason=reason))
+
+    def broken(self, version: str, reason: str) -> None:
+        """The flip to ``version`` left nothing to serve: nothing is leased to the replica until the old version was verified again."""
+        with self._lock:
             self._client.call(api.REFUSED, m.ReplicaRefused(replica_id=self._id, version=version, reason=reason))
 
     def down(self) -> None:

@@ -101,9 +101,11 @@ class TrainingStep:
 
 
 def _check(trajectory: Trajectory, ref: TrajectoryRef) -> None:
-    """The shard's row must be what the coordinator was told: a wrong join here would train the wrong tokens."""
-    got = (trajectory.attempt_id, trajectory.tokens, trajectory.trained_tokens, trajectory.reward)
-    told = (ref.attempt_id, ref.tokens, ref.trained_tokens, ref.reward)
+    """The shard's row must be what the coordinator was told: a wrong join here would train the wrong tokens, or tokens older
+    than the bound on staleness."""
+    oldest = str(trajectory.oldest_version)
+    got = (trajectory.attempt_id, trajectory.tokens, trajectory.trained_tokens, trajectory.reward, oldest)
+    told = (ref.attempt_id, ref.tokens, ref.trained_tokens, ref.reward, ref.oldest_version)
     if got != told:
         raise DataError("wrong_row", f"{ref.shard} row {ref.row} holds {got}, but {told} was reported")
 

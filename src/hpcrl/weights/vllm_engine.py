@@ -5,7 +5,7 @@
     staging file is verified
     /start_weight_update  ─▶  collective_rpc      ─▶  start_weight_update
     /update_weights       ─▶  collective_rpc      ─▶  receive_weights: map the file, check digests, reload layer by layer
-    /finish_weight_update ─▶  collective_rpc      ─▶  finish_weight_update: finalize, repair the tied head, complete?
+    /finish_weight_update ─▶  collective_rpc      ─▶  finish_weight_update: finalize, repair the tied head, compare what is held
 
 Every worker of a tensor-parallel replica maps the same file; the model's own loader takes its share. Nothing of vLLM or torch is
 imported before vLLM itself calls ``register``; vLLM does that in several processes, in some of them twice.
@@ -13,6 +13,7 @@ imported before vLLM itself calls ``register``; vLLM does that in several proces
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 from collections.abc import Iterator
@@ -59,6 +60,7 @@ class StagedWeights:
     def __init__(self, manifest: Manifest, staging: Path) -> None:
         self.manifest = manifest
         self._map = _map(staging, manifest.nbytes)
+        self._start = ctypes.addressof(ctypes.c_char.from_buffer(self._map)) if manifest.nbytes else 0
         found = []
         view = memoryview(self._map)
         for chunk in manifest.chunks:
@@ -81,6 +83,10 @@ class StagedWeights:
             raise DataError(UNTOUCHED, f"cannot read the manifest: {error}") from error
         return cls(Manifest.from_json(text), Path(staging))
 
+    def contains(self, address: int) -> bool:
+        """Whether a memory address lies in the mapping."""
+        return self._start <= address < self._start + self.manifest.nbytes
+
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         import torch
 
@@ -96,7 +102,7 @@ class StagedWeights:
             )
 
 
-def _map(staging: Path, nbytes: int) -> mmap.mmap | bytes:
+def _map(staging: Path, nbytes: int) -> mmap.mmap | bytearray:
     """Map ``nbytes`` of the file privately: torch wants writable memory, and the file must stay as it is."""
     try:
         descriptor = os.open(staging, os.O_RDONLY | os.O_CLOEXEC)
@@ -106,6 +112,6 @@ def _map(staging: Path, nbytes: int) -> mmap.mmap | bytes:
         held = os.fstat(descriptor).st_size
         if held < nbytes:
             raise DataError(UNTOUCHED, f"{staging} holds {held} bytes, the manifest says {nbytes}")
-        return mmap.mmap(descriptor, nbytes, access=mmap.ACCESS_COPY) if nbytes else b""
+        return mmap.mmap(descriptor, nbytes, access=mmap.ACCESS_COPY) if nbytes else bytearray()
     finally:
         os.close(descriptor)

@@ -2,9 +2,9 @@
 
 States of one update (vLLM enforces the order, one at a time):
 
-    idle ── start ──▶ open ── receive ──▶ loaded ── finish ──▶ idle
+    idle ── start ──▶ open ── receive ──▶ loaded ── finish ──▶ compared (vllm_held.py) ──▶ idle
                         ├── bytes differ from the manifest ──▶ idle, still the old version
-                        └── any other error ─────────────────▶ idle, weights undefined: serve nothing until an update succeeds
+                        └── any other error, here or later ──▶ idle, weights undefined: serve nothing until an update succeeds
 
 The loader keeps references to our tensors until their layer is complete, so the mapping lives until ``finish``.
 """
@@ -27,6 +27,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from hpcrl.weights.vllm_engine import StagedWeights
+from hpcrl.weights.vllm_held import Watch, packed_kernels
 
 __all__ = ["ShmInitInfo", "ShmUpdateInfo", "ShmWeightTransferEngine"]
 
@@ -57,7 +58,7 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
     ) -> None:
         super().__init__(config, vllm_config, device, model)
         self._staged: StagedWeights | None = None
-        self._missing: set[str] = set()
+        self._watch: Watch | None = None
 
     def init_transfer_engine(self, init_info: ShmInitInfo) -> None:
         """No rendezvous: the file is the channel."""
@@ -74,29 +75,40 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
         """
         self._staged = staged = StagedWeights.open(update_info.manifest, update_info.staging)
         model: Any = self.model
-        missing = {name for name, _ in model.named_parameters()}
+        packed = packed_kernels(model)
         initialize_layerwise_reload(model)
+        self._watch = Watch(model, staged, packed)
         try:
-            loaded = model.load_weights(iter(staged))
+            with self._watch:
+                model.load_weights(iter(staged))
         except BaseException:
             # Close the reload: half-filled layers kept open would mix two versions in the next update.
             finalize_layerwise_reload(self.model, self.model_config)
-            self._staged = None
+            self._staged = self._watch = None
             raise
-        # Quantised models have parameters that no checkpoint holds; older model classes report nothing.
-        self._missing = missing - loaded if loaded is not None and self.model_config.quantization is None else set()
 
     def finish_weight_update(self) -> None:
-        """End the reload. Raises RuntimeError when the version did not fill every parameter of the model."""
-        if self._staged is None:
+        """End the reload and check what the model holds now.
+
+        Raises DataError(``held_weights``) when that is not the version: a parameter without a value, or with another one.
+        """
+        if self._staged is None or self._watch is None:
             raise RuntimeError("finish_weight_update without weights: no update was received since start")
+        manifest, watch = self._staged.manifest, self._watch
         finalize_layerwise_reload(self.model, self.model_config)
         self._repair_tied_head()
-        version, self._staged = self._staged.manifest.version, None
-        if self._missing:
-            some = ", ".join(sorted(self._missing)[:5])
-            raise RuntimeError(f"version {version} left {len(self._missing)} parameters without a value: {some}")
-        logger.info("hpcrl: loaded version %s", version)
+        try:
+            # Quantised models have parameters that no checkpoint holds.
+            held = watch.check(complete=self.model_config.quantization is None)
+        finally:
+            self._staged = self._watch = None
+        logger.info("hpcrl: holds version %s: %d bytes, %d packed weights", manifest.version, held.nbytes, held.packed)
+        if held.converted:
+            logger.warning_once(
+                "hpcrl: %d parameters are kept in a converted layout and are not compared after an update, first %s",
+                len(held.converted),
+                held.converted[0],
+            )
 
     def _repair_tied_head(self) -> None:
         """Repack tied output heads.
@@ -111,4 +123,4 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
                     module.quant_method.process_weights_after_loading(module)
 
     def shutdown(self) -> None:
-        self._staged = None
+        self._staged = self._watch = None

@@ -129,6 +129,7 @@ def test_a_missing_or_binary_file(tmp_path: Path) -> None:
     [
         (["mode=sync", "staleness.max_policy_lag=1"], r"mode: sync means staleness\.max_policy_lag: 0, but it is 1"),
         (["inference.replicas=2", "weights.quorum=3"], r"weights\.quorum is 3 but there are only 2 replicas"),
+        (["weights.slots=2", "weights.pin=turn"], r"weights\.slots: 2 is for weights\.pin: trajectory; with pin: turn"),
         (["rollout.max_tokens=64", "rollout.context_tokens=64"], r"rollout\.max_tokens must be smaller"),
         (["harness.examples=[{role: assistant, content: x}]"], r"harness\.examples: .*message 1 is from 'assistant'"),
         (["harness.examples=[{role: user, content: x}]"], r"harness\.examples: .*end with the assistant's answer"),

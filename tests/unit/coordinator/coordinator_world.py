@@ -261,7 +261,17 @@ class World(Harness):
         scores = self.call(c.SCORES, m.ScoresRequest(worker_id="w", attempt_ids=list(self.sealing)))
         ready = [self.sealing.pop(score.attempt_id) for score in scores.scores]
         if ready:
-            self.seal(*ready)
+            self.call(c.SEALED, m.SealedReport(worker_id="w", items=[self._sealed(lease) for lease in ready]))
+
+    def _sealed(self, lease: m.Lease) -> m.SealedItem:
+        """Under the pins of turn and token an attempt may have seen each version that its replica served since."""
+        bound = PolicyVersion.parse(lease.policy_version)
+        served = self.queue.ledger.replicas[lease.replica_id].version
+        seen = [bound]
+        if self.config.weights.pin != "trajectory" and served is not None and served.lineage == bound.lineage:
+            seen = sorted(self.rng.choices([bound, max(bound, served)], k=2))
+        item = seal_item(lease.attempt_id, str(seen[0]), self.now)
+        return item.model_copy(update={"newest_version": str(seen[-1])})
 
     def _scorer_acts(self) -> None:
         if self.rng.random() < 0.8:

@@ -23,12 +23,13 @@ odds = st.builds(
 @st.composite
 def worlds(draw: st.DrawFn, crash: bool = False) -> World:
     replicas = draw(st.integers(1, 4))
+    pinning = draw(st.sampled_from([{}, {"pin": "turn"}, {"pin": "token"}, {"slots": 2}]))
     config = make_config(
         staleness={"max_policy_lag": draw(st.integers(0, 3))},
         rollout={"group_size": draw(st.integers(1, 4)), "attempt_timeout_s": 20.0},
         trainer={"steps": draw(st.integers(2, 6)), "groups_per_step": draw(st.integers(1, 4))},
         coordinator={"infra_retries": draw(st.integers(0, 3))},
-        weights={"quorum": draw(st.sampled_from([None, 1, replicas])), "drain_timeout_s": 20.0},
+        weights={"quorum": draw(st.sampled_from([None, 1, replicas])), "drain_timeout_s": 20.0, **pinning},
         inference={"replicas": replicas},
     )
     return World(

@@ -45,7 +45,7 @@ def test_a_lease_says_who_where_and_until_when() -> None:
     assert (lease.attempt_id, lease.rollout_id, lease.group_id) == ("g000000-r0-a0", "g000000-r0", "g000000")
     assert (lease.policy_version, lease.replica_id, lease.base_url) == ("0.0", "r0", "http://r0/v1")
     assert lease.deadline_at == world.now + 100
-    assert read_attempt_key("secret", lease.api_key) == ("g000000-r0-a0", "0.0", "r0")
+    assert read_attempt_key("secret", lease.api_key) == ("g000000-r0-a0", "0.0", "r0", "trajectory")
     assert lease.sampling == m.Sampling(temperature=1.0, max_tokens=512)
 
 

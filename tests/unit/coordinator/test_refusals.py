@@ -32,7 +32,7 @@ def test_after_a_failed_flip_ready_for_the_old_version_keeps_it_serving() -> Non
     assert world.flip("r0", "0.1")
     world.ready("r0", "0.0")
     refuse(world, "r0", "0.1")
-    assert world.status().replicas == {"r0": "up 0.0"}
+    assert world.status().replicas == {"r0": "up 0.0; refused 0.1: disk of r0"}
     assert world.batch("0.1").groups is not None
     assert {lease.policy_version for lease in world.lease(1)} == {"0.0"}
 

@@ -11,7 +11,7 @@ from hpcrl.config.schema import ModelSection, RolloutSection, RunConfig, TasksSe
 from hpcrl.errors import InfraError
 from hpcrl.inference.proxy import Proxy
 from hpcrl.inference.supervisor import Generated, TokenSpan
-from hpcrl.protocol.keys import AttemptKey, role_key, sign_attempt_key
+from hpcrl.protocol.keys import AttemptKey, Pin, role_key, sign_attempt_key
 from hpcrl.protocol.messages import Sampling
 from hpcrl.protocol.record import AttemptRecord
 
@@ -29,7 +29,7 @@ class FakeEngine:
 
     def __init__(self, reply: str = "hello", version: str = "0.1") -> None:
         self.served_version = version
-        self.sampled_by = version
+        self.sampled_by = [version]
         self.ids = [*map(ord, reply), END]
         self.finish_reason = "stop"
         self.error: InfraError | None = None
@@ -41,8 +41,11 @@ class FakeEngine:
         if self.error is not None and self.error.reason == "queue_timeout":
             raise self.error
 
+    def version_for(self, key: AttemptKey) -> str | None:
+        return self.served_version if key.allows(self.served_version) else None
+
     async def generate(
-        self, token_ids: list[int], sampling: Sampling, stop_token_ids: list[int], **more: Any
+        self, version: str, token_ids: list[int], sampling: Sampling, stop_token_ids: list[int], **more: Any
     ) -> Generated:
         self.asked.append((token_ids, sampling, stop_token_ids, more))
         if self.error is not None:
@@ -54,7 +57,8 @@ class FakeEngine:
                 self.cancelled += 1
                 raise
         count = len(self.ids)
-        spans = [TokenSpan(0, count, self.sampled_by)]
+        edges = [count * part // len(self.sampled_by) for part in range(len(self.sampled_by) + 1)]
+        spans = [TokenSpan(a, b, v) for a, b, v in zip(edges, edges[1:], self.sampled_by, strict=False)]
         return Generated(self.ids, [-0.1] * count, self.finish_reason, spans)
 
 
@@ -64,8 +68,10 @@ class Bench:
     def __init__(self, engine: FakeEngine, client: httpx.AsyncClient, proxy: Proxy) -> None:
         self.engine, self.client, self.proxy = engine, client, proxy
 
-    async def chat(self, messages: list[dict[str, Any]], attempt: str = "a0", **more: Any) -> httpx.Response:
-        key = sign_attempt_key(SECRET, AttemptKey(attempt, "0.1", "r0"))
+    async def chat(
+        self, messages: list[dict[str, Any]], attempt: str = "a0", pin: Pin = "trajectory", **more: Any
+    ) -> httpx.Response:
+        key = sign_attempt_key(SECRET, AttemptKey(attempt, "0.1", "r0", pin))
         return await self.client.post(
             "/v1/chat/completions", json={"messages": messages, **more}, headers={"Authorization": f"Bearer {key}"}
         )
@@ -133,7 +139,7 @@ def test_max_tokens_is_fitted_to_the_context() -> None:
 
 def test_versions_outside_the_bound_are_refused() -> None:
     async def scenario(b: Bench) -> None:
-        b.engine.sampled_by = "0.2"
+        b.engine.sampled_by = ["0.2"]
         assert code(await b.chat([USER])) == (409, "stale_version")
         record = AttemptRecord.model_validate((await b.fetch()).json())
         assert record.token_ids == []
@@ -141,6 +147,38 @@ def test_versions_outside_the_bound_are_refused() -> None:
         b.engine.served_version = "0.2"
         assert code(await b.chat([USER], attempt="a1")) == (409, "stale_version")
         assert len(b.engine.asked) == 1
+
+    bench(scenario)
+
+
+def test_under_pin_token_a_reply_may_be_of_several_versions_from_the_bound_one_on() -> None:
+    async def scenario(b: Bench) -> None:
+        b.engine.sampled_by = ["0.1", "0.2", "0.4"]
+        answer = (await b.chat([USER], pin="token")).json()["choices"][0]["message"]
+        b.engine.served_version, b.engine.sampled_by = "0.4", ["0.4"]
+        assert (await b.chat([USER, answer, USER], pin="token")).status_code == 200
+        record = AttemptRecord.model_validate((await b.fetch()).json())
+        start, n = record.requests[0].start, len(b.engine.ids)
+        first = [(span.start - start, span.end - start, span.version) for span in record.version_spans[:3]]
+        assert first == [(0, n // 3, "0.1"), (n // 3, 2 * n // 3, "0.2"), (2 * n // 3, n, "0.4")]
+        assert record.version_spans[3].version == "0.4"
+        for outside in (["0.1", "0.0"], ["1.2"], ["none"]):
+            b.engine.sampled_by = outside
+            assert code(await b.chat([USER], attempt="a1", pin="token")) == (409, "stale_version")
+
+    bench(scenario)
+
+
+def test_under_pin_turn_each_reply_is_of_one_version() -> None:
+    async def scenario(b: Bench) -> None:
+        answer = (await b.chat([USER], pin="turn")).json()["choices"][0]["message"]
+        b.engine.served_version, b.engine.sampled_by = "0.2", ["0.2"]
+        assert (await b.chat([USER, answer, USER], pin="turn")).status_code == 200
+        b.engine.sampled_by = ["0.1", "0.2"]
+        assert code(await b.chat([USER], pin="turn")) == (409, "stale_version")
+        record = AttemptRecord.model_validate((await b.fetch()).json())
+        assert [span.version for span in record.version_spans] == ["0.1", "0.2"]
+        assert [request.ending for request in record.requests] == ["stop", "stop", "abort"]
 
     bench(scenario)
 

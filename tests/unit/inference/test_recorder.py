@@ -19,7 +19,7 @@ class Talk:
         tokenizer = ToyTokenizer()
         self.tokenizer = tokenizer
         self.dialogue = Dialogue(tokenizer, tokenizer.end_ids)
-        self.session = Session("a0", "0.1", now=0.0)
+        self.session = Session("a0", now=0.0)
 
     def begin(self, messages: list[dict[str, Any]]) -> Call:
         return self.session.begin(self.dialogue, messages, Sampling(), now=2.0, began_at=1.0)
@@ -148,13 +148,13 @@ def test_a_record_waits_for_running_calls() -> None:
 
 def test_sessions_are_released() -> None:
     recorder = Recorder(keep_s=10.0, idle_s=100.0)
-    closed = recorder.session("closed", "0.1", 0.0)
+    closed = recorder.session("closed", 0.0)
     closed.record(0.0)
-    recorder.session("idle", "0.1", 0.0)
-    assert recorder.session("closed", "0.1", 9.0) is closed
-    recorder.session("new", "0.1", 50.0)
+    recorder.session("idle", 0.0)
+    assert recorder.session("closed", 9.0) is closed
+    recorder.session("new", 50.0)
     assert recorder.find("closed") is None
     assert recorder.find("idle") is not None
-    recorder.session("newer", "0.1", 101.0)
+    recorder.session("newer", 101.0)
     assert recorder.find("idle") is None
     assert len(recorder) == 2

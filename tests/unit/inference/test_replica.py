@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from toy import ToyTokenizer
 
-from hpcrl.config.schema import ModelSection, RunConfig, TasksSection
+from hpcrl.config.schema import ModelSection, RunConfig, TasksSection, WeightsSection
 from hpcrl.errors import InfraError
 from hpcrl.inference.replica import Replica
-from hpcrl.inference.supervisor import Flipped
+from hpcrl.inference.supervisor import Flipped, Generated
+from hpcrl.protocol.keys import AttemptKey
+from hpcrl.protocol.messages import Sampling
 
 CONFIG = RunConfig(model=ModelSection(path="m"), tasks=TasksSection(train="t"))
 
@@ -25,16 +27,27 @@ class FakeServer:
         self.flips: list[str] = []
         self.outcomes: list[str] = []
         self.start_error: InfraError | None = None
+        self.started = False
+        self.asked = 0
+        self.gates: list[bool] = []
+        self.gate_when_flipped: Callable[[], bool] | None = None
         self.death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> float:
         if self.start_error is not None:
             raise self.start_error
         self.serving = self.served_version is not None
+        self.started = True
         return 1.0
+
+    async def generate(self, token_ids: list[int], sampling: Sampling, stop_token_ids: list[int]) -> Generated:
+        self.asked += 1
+        return Generated([], [], "stop", [])
 
     async def flip(self, manifest: Path, staging: Path) -> Flipped:
         self.flips.append(manifest.name)
+        if self.gate_when_flipped is not None:
+            self.gates.append(self.gate_when_flipped())
         outcome = self.outcomes.pop(0) if self.outcomes else "ok"
         if outcome == "ok":
             self.serving = True
@@ -53,14 +66,15 @@ class FakeServer:
 
 
 class Bench:
-    def __init__(self, initial: str | None) -> None:
+    def __init__(self, initial: str | None, slots: int) -> None:
         self.servers: list[FakeServer] = []
         self.restarted: list[str | None] = []
         self.downs: list[tuple[bool, int]] = []
+        self.broken: list[tuple[str, str, list[str]]] = []
         self.report_error: InfraError | None = None
         self.fail_starts = False
         self.replica = Replica(
-            CONFIG,
+            CONFIG.model_copy(update={"weights": WeightsSection(slots=slots)}),
             secret="s",
             replica_id="r0",
             model=Path("m"),
@@ -68,11 +82,12 @@ class Bench:
             log_dir=Path("logs"),
             on_down=self._note_down,
             on_restart=self._note,
+            on_broken=self._note_broken,
             tokenizer=ToyTokenizer(),
             new_server=self._server,  # type: ignore[arg-type]
         )
 
-    def _server(self, version: str | None) -> Any:
+    def _server(self, slot: int, version: str | None) -> Any:
         self.servers.append(FakeServer(version))
         if self.fail_starts:
             self.servers[-1].start_error = InfraError("engine_start", "as told")
@@ -82,6 +97,9 @@ class Bench:
         self.downs.append((self.gate(), len(self.servers)))
         if self.report_error is not None:
             raise self.report_error
+
+    async def _note_broken(self, version: str, reason: str) -> None:
+        self.broken.append((version, reason, list(self.servers[0].flips)))
 
     async def _note(self, version: str | None) -> None:
         self.restarted.append(version)
@@ -93,9 +111,9 @@ class Bench:
         return self.replica._gate.is_set()
 
 
-def bench(scenario: Callable[[Bench], Awaitable[None]], initial: str | None = "0.0") -> None:
+def bench(scenario: Callable[[Bench], Awaitable[None]], initial: str | None = "0.0", slots: int = 1) -> None:
     async def run() -> None:
-        b = Bench(initial)
+        b = Bench(initial, slots)
         await b.replica.start()
         try:
             await scenario(b)
@@ -152,6 +170,9 @@ def test_a_failed_flip_loads_the_last_version_again() -> None:
         with pytest.raises(InfraError, match="flip_failed"):
             await b.flip("0.2")
         assert b.servers[0].flips == ["0.1", "0.2", "0.1"]
+        assert b.broken == [
+            ("0.2", "flip_failed: as told", ["0.1", "0.2"])
+        ]  # told before the old version was loaded again
         assert b.replica.served_version == "0.1"
         assert b.gate()
         assert b.replica.restarts == 0
@@ -238,3 +259,63 @@ def test_a_death_that_cannot_be_reported_fails_the_replica() -> None:
         assert not b.replica.serving
 
     bench(scenario)
+
+
+# ---------------------------------------------------------------- two slots
+
+
+def bound(version: str) -> AttemptKey:
+    return AttemptKey("a", version, "r0")
+
+
+def test_with_two_slots_the_old_version_goes_on_beside_the_new_one() -> None:
+    async def scenario(b: Bench) -> None:
+        first, second = b.servers
+        second.gate_when_flipped = b.gate
+        assert (await b.flip("0.1")).pause_s == 0.0
+        assert second.flips == ["0.1"]
+        assert second.gates == [True]
+        assert [b.replica.version_for(bound(version)) for version in ("0.0", "0.1", "0.2")] == ["0.0", "0.1", None]
+        assert b.replica.served_version == "0.1"
+        await b.flip("0.2")
+        assert first.flips == ["0.2"]
+        assert [b.replica.version_for(bound(version)) for version in ("0.0", "0.1", "0.2")] == [None, "0.1", "0.2"]
+        await b.replica.generate("0.1", [1], Sampling(), [])
+        assert (first.asked, second.asked) == (0, 1)
+
+    bench(scenario, slots=2)
+
+
+def test_with_two_slots_a_failed_flip_costs_only_the_standby_engine() -> None:
+    async def scenario(b: Bench) -> None:
+        b.servers[1].outcomes = ["flip_failed"]
+        with pytest.raises(InfraError, match="flip_failed"):
+            await b.flip("0.1")
+        assert b.replica.served_version == "0.0"
+        assert b.gate()
+        assert b.broken == []
+        assert len(b.servers) == 3
+        await b.flip("0.2")
+        assert b.servers[2].flips == ["0.2"]
+        assert b.servers[0].flips == []
+
+    bench(scenario, slots=2)
+
+
+def test_with_two_slots_the_death_of_the_standby_closes_nothing() -> None:
+    async def scenario(b: Bench) -> None:
+        await b.flip("0.1")
+        b.servers[0].serving = False
+        b.servers[0].death.set_result("killed")
+        await until(lambda: len(b.servers) == 3 and b.servers[2].started)
+        assert b.downs == [(True, 2)]
+        assert b.restarted == ["0.1"]
+        assert b.servers[2].flips == []
+        assert b.replica.version_for(bound("0.0")) is None
+        b.servers[1].serving = False
+        b.servers[1].death.set_result("killed")
+        await until(lambda: b.restarted == ["0.1", "0.1"])
+        assert b.servers[3].flips == ["0.1"]
+        assert b.gate()
+
+    bench(scenario, slots=2)

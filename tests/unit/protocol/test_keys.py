@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcrl.protocol.keys import AttemptKey, new_secret, read_attempt_key, role_key, same_key, sign_attempt_key
+from hpcrl.protocol.keys import AttemptKey, Pin, new_secret, read_attempt_key, role_key, same_key, sign_attempt_key
 
 KEY = AttemptKey("g000012-r3-a0", "0.7", "replica1")
 
@@ -18,6 +18,14 @@ def test_a_key_reads_back_with_its_secret_only() -> None:
     assert text.startswith("sk-")
     assert read_attempt_key("secret", text) == KEY
     assert read_attempt_key("other", text) is None
+
+
+@pytest.mark.parametrize("pin", ["trajectory", "turn", "token"])
+def test_a_key_says_which_versions_may_answer(pin: Pin) -> None:
+    key = read_attempt_key("secret", sign_attempt_key("secret", KEY._replace(pin=pin)))
+    assert key is not None
+    allowed = [version for version in ("0.6", "0.7", "0.8", "0.10", "1.7", "1.8", "none") if key.allows(version)]
+    assert allowed == (["0.7"] if pin == "trajectory" else ["0.7", "0.8", "0.10"])
 
 
 def test_the_same_key_is_made_again() -> None:

@@ -54,7 +54,7 @@ def test_after_a_failed_flip_the_old_version_is_leased_again() -> None:
     assert b.world.flip("r0", "0.1")
     b.reports.refused("0.1", "disk")
     assert b.said[-2:] == [("ready", "0.0"), ("refused", "0.1")]
-    assert b.replica() == "up 0.0"
+    assert b.replica() == "up 0.0; refused 0.1: disk"
     assert {lease.policy_version for lease in b.world.lease(2)} == {"0.0"}
     assert b.world.status().versions[0]["digests"] == {"r0": "d0.0"}
 
@@ -71,6 +71,23 @@ def test_an_engine_that_a_failed_flip_left_broken_is_not_said_to_serve() -> None
     b.engine.serving = False
     b.reports.refused("0.0", "disk")
     assert b.said[-1] == ("refused", "0.0") and b.said.count(("ready", "0.0")) == 1
+
+
+def test_a_broken_flip_is_told_before_the_old_version_is_loaded_again() -> None:
+    b = Bench(staleness={"max_policy_lag": 2}, trainer={"steps": 9})
+    b.serve("0.0")
+    b.world.finish_attempts(b.world.lease(4))
+    b.world.batch("0.0")
+    b.world.publish("0.1")
+    assert b.world.flip("r0", "0.1")
+    b.engine.serving = False
+    b.reports.broken("0.1", "held_weights: lm_head differs")
+    assert b.replica() == "up nothing; refused 0.1: held_weights: lm_head differs"
+    assert b.world.lease(2) == []
+    b.engine.serving = True
+    b.reports.refused("0.1", "held_weights: lm_head differs")
+    assert b.replica() == "up 0.0; refused 0.1: held_weights: lm_head differs"
+    assert {lease.policy_version for lease in b.world.lease(2)} == {"0.0"}
 
 
 def test_nothing_is_leased_to_a_dead_engine_until_it_is_back() -> None:

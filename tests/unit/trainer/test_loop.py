@@ -85,6 +85,15 @@ def test_a_row_that_is_not_what_was_reported_is_refused(tmp_path: Path) -> None:
         worlds.train(tmp_path, ALONE, config, {0: m.Batch.model_validate(data)})
 
 
+def test_a_trajectory_older_than_was_reported_is_refused(tmp_path: Path) -> None:
+    batches = worlds.prepare(tmp_path, steps=1)
+    data = batches[0].model_dump()
+    data["groups"][0]["trajectories"][0]["oldest_version"] = "0.7"
+    config = config_for(tmp_path / "model", steps=1)
+    with pytest.raises(DataError, match=r"wrong_row: .*'0\.7'\) was reported"):
+        worlds.train(tmp_path, ALONE, config, {0: m.Batch.model_validate(data)})
+
+
 def batch_of(rewards: list[list[float]], version: str = "0.3") -> m.Batch:
     groups = []
     for g, values in enumerate(rewards):
