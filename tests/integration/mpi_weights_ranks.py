@@ -22,6 +22,7 @@ from hpcrl.protocol.version import PolicyVersion
 from hpcrl.weights.digest import chunk_digest
 from hpcrl.weights.manifest import Manifest
 from hpcrl.weights.mpi import World
+from hpcrl.weights.outgoing import Outgoing
 from hpcrl.weights.receiver import Receiver, Timings
 from hpcrl.weights.sender import Publisher, PublishResult
 from hpcrl.weights.snapshot import Snapshot
@@ -61,18 +62,29 @@ def expected_bytes(manifest: Manifest, tensors: dict[str, torch.Tensor]) -> byte
     return bytes(flat)
 
 
+class CorruptingOutgoing(Outgoing):
+    """The bytes that leave differ in one place from those that were digested."""
+
+    def _bytes(self, number: int) -> memoryview:
+        data = super()._bytes(number)
+        if number == 0:
+            self.altered = bytearray(data)
+            self.altered[5] ^= 0xFF
+            return memoryview(self.altered)
+        return data
+
+
 class CorruptingPublisher(Publisher):
-    """Flips one byte of version 0.1 after its digest was taken."""
+    """Corrupts version 0.1 on its way."""
 
-    corrupted = False
+    published = 0
 
-    def _send_wave(self, job: Any, *rest: Any) -> None:
-        if (
-            str(job.version) == "0.1" and self._leads and not self.corrupted
-        ):  # once: a version may go out in several waves
-            self.corrupted = True
-            self._snapshot.view[5] ^= 0xFF
-        super()._send_wave(job, *rest)
+    def _outgoing(self, chunk_bytes: int) -> Outgoing:
+        outgoing = super()._outgoing(chunk_bytes)
+        self.published += 1
+        if self.published == 2:
+            return CorruptingOutgoing(self._world, self._snapshot, outgoing.pieces, self._window)
+        return outgoing
 
 
 def result_of(result: PublishResult | None) -> dict[str, Any]:
@@ -93,7 +105,8 @@ def run_trainer(scenario: str, world: World, run: RunDir, algorithm: Any, chunk_
         values = {"model.layers.0.w": torch.randn(64 * MIB // 4)}
     else:
         values = tensors_of(0, scale)
-    snapshot = Snapshot(lambda: list(values.items()))
+    index = world.trainers.index(world.rank)
+    snapshot = Snapshot(lambda: list(values.items()), index=index, count=len(world.trainers))
     kind = CorruptingPublisher if scenario == "corrupt" else Publisher
     announced: list[str] = []
     publisher = kind(
@@ -104,7 +117,7 @@ def run_trainer(scenario: str, world: World, run: RunDir, algorithm: Any, chunk_
         window=4,
         tokenizer_digest="t",
         model_config_digest="other" if scenario == "incompatible" else "c",
-        algorithm=algorithm,
+        algorithm=None if algorithm == "auto" else algorithm,
         on_manifest=lambda manifest: announced.append(manifest.version),
         timeout_s=60.0,
     )

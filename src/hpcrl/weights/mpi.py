@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import mpi4py
@@ -22,10 +22,10 @@ mpi4py.rc.finalize = False
 
 from mpi4py import MPI  # noqa: E402
 
-from hpcrl.errors import DataError, EnvironmentFault  # noqa: E402
+from hpcrl.errors import DataError, EnvironmentFault, InfraError  # noqa: E402
 from hpcrl.weights import pmi_relay  # noqa: E402
 
-__all__ = ["Pacer", "Role", "World"]
+__all__ = ["Pacer", "Role", "World", "wait_until"]
 
 Role = Literal["trainer", "inference"]
 
@@ -52,6 +52,21 @@ class Pacer:
             time.sleep(0)
         else:
             time.sleep(min(self._longest_s, 20e-6 * 2.0 ** min(self._misses - _SPINS, 16)))
+
+
+def wait_until(
+    condition: Callable[[], bool], turn: Callable[[], bool], timeout_s: float, complaint: Callable[[], str]
+) -> None:
+    """Take turns (False: nothing moved) until ``condition`` holds. Raises InfraError when nothing has moved for ``timeout_s``."""
+    pacer, deadline = Pacer(longest_s=0.001), time.monotonic() + timeout_s
+    while not condition():
+        if turn():
+            pacer.progress()
+            deadline = time.monotonic() + timeout_s
+        elif time.monotonic() > deadline:
+            raise InfraError("weights_timeout", f"nothing has moved for {timeout_s:.0f} s: {complaint()}")
+        else:
+            pacer.pause()
 
 
 class World:
@@ -109,11 +124,11 @@ class World:
 
     # ------------------------------------------------------------ control messages
 
-    def send_json(self, dest: int, message: dict[str, Any]) -> None:
-        """Send a control message; returns at once."""
+    def send_json(self, dests: Sequence[int], message: dict[str, Any]) -> None:
+        """Send one control message to some ranks; returns at once."""
         payload = json.dumps(message, separators=(",", ":")).encode()
-        request = self._control.Isend([payload, MPI.BYTE], dest, _CONTROL_TAG)
-        self._sending.append((request, payload))
+        for dest in dests:
+            self._sending.append((self._control.Isend([payload, MPI.BYTE], dest, _CONTROL_TAG), payload))
 
     def poll(self) -> tuple[int, dict[str, Any]] | None:
         """The next control message with its source, or None when there is none now."""
@@ -139,6 +154,10 @@ class World:
                 return False
             pacer.pause()
         return True
+
+    def allgather_json(self, value: Any) -> list[Any]:
+        """Among the trainers: everyone's value, in order of rank. Collective over the trainers."""
+        return [self.bcast_json(value, root) for root in range(len(self.trainers))]
 
     def bcast_json(self, value: Any, root: int = 0) -> Any:
         """Among the trainers: everyone gets the value of trainer number ``root``. Collective over the trainers."""
