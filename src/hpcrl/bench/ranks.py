@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -41,8 +42,8 @@ def rounds(plan: Plan, side: Side, wire: Wire, say: Callable[[str], None]) -> li
         row: Values = {}
         phases: list[tuple[str, Callable[[], Values]]] = [
             ("raw", side.raw),
-            ("publish", lambda: side.publish(step)),  # noqa: B023 - called in this round
-            ("load", lambda: side.load(step)),  # noqa: B023
+            ("publish", partial(side.publish, step)),
+            ("load", partial(side.load, step)),
             ("gloo", side.gloo),
             ("write", side.write),
             ("read", side.read),

@@ -17,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal, Protocol
 
+import torch
 from safetensors.torch import load_file, save_file
 
 from hpcrl.bench.engine import Engine, longest_gap
@@ -88,7 +89,8 @@ class SenderSide:
         self._wire = wire
         self._run = RunDir(directory / "run")
         self._file = directory / "file" / _FILE
-        self._tensors = load_file(Path(plan.model) / _FILE)
+        dtype = getattr(torch, plan.dtype)
+        self._tensors = {name: tensor.to(dtype) for name, tensor in load_file(Path(plan.model) / _FILE).items()}
         self._snapshot = Snapshot(
             lambda: self._tensors.items(), index=world.trainers.index(world.rank), count=len(world.trainers)
         )

@@ -6,6 +6,8 @@
     meanwhile, in the digest thread: own digests;  ◀─ digests ─ trainers;  manifests/L.S.json, on_manifest;  ─ manifest ─▶ replicas
     ◀─ verified | refused ─ receivers;  the next wave while replicas are left;  ─ done ─▶ trainers
 
+"Replicas" are here the first ones of their nodes: one copy per node travels, and the others of the node take it from its memory.
+
 The manifest follows the bytes: digests are taken while chunks travel, and a receiver compares when it has both.
 """
 
@@ -82,6 +84,7 @@ class Lead:
         self, world: World, announcement: Announcement, executor: Executor, parent: str | None, timeout_s: float
     ) -> None:
         self._world = world
+        self._nodes = tuple(node[0] for node in world.nodes)
         self._announcement = announcement
         self._executor = executor
         self._timeout_s = timeout_s
@@ -97,7 +100,7 @@ class Lead:
 
     def measure(self) -> LinkRate:
         """The link to the first replica's node: half a round trip of small messages, and the rate of a large one."""
-        peer, probe = self._world.receivers[0], memoryview(bytearray(_PROBE_BYTES))
+        peer, probe = self._nodes[0], memoryview(bytearray(_PROBE_BYTES))
         self._probe(peer, probe)  # the first message pays for the connection
         pings = [self._probe(peer, probe[:1]) for _ in range(_PINGS)]
         whole = self._probe(peer, probe)
@@ -122,7 +125,7 @@ class Lead:
         algorithm: Callable[[int], Algorithm],
     ) -> tuple[Manifest, Books]:
         """Publish; returns when every replica has answered. ``algorithm(receivers)`` chooses a wave's."""
-        books = self._books = Books(str(version), set(self._world.receivers))
+        books = self._books = Books(str(version), set(self._nodes))
         self._gathered, self._announcing, self._sent = {}, None, []
         own = self._executor.submit(outgoing.digests)
 
@@ -150,7 +153,7 @@ class Lead:
             "model_config_digest": self._announcement.model_config_digest,
             "pieces": [[piece.offset, piece.nbytes, piece.sender] for piece in pieces],
         }
-        self._world.send_json(self._world.receivers, offer)
+        self._world.send_json(self._nodes, offer)
 
     def _let_settle(self, books: Books, announce: Callable[[], bool]) -> None:
         until = time.monotonic() + _SETTLE_S
@@ -187,7 +190,7 @@ class Lead:
             return False
         manifest = self._announcing.result()
         message = {"type": "manifest", "version": manifest.version, "manifest": manifest.to_dict()}
-        self._world.send_json(self._world.receivers, message)
+        self._world.send_json(self._nodes, message)
         self._sent.append(manifest)
         return True
 

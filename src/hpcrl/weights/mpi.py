@@ -72,9 +72,11 @@ def wait_until(
 class World:
     """All ranks of the combined step, who they are, and messages between them. Ranks are those of the whole world.
 
-    >>> world = World.connect("trainer", expected=4)
-    >>> world.trainers, world.receivers
-    ((0, 1), (2, 3))
+    ``nodes`` are the receivers by node: ranks with the same name share one, and its ``/dev/shm``.
+
+    >>> world = World.connect("inference", expected=5, name=socket.gethostname())
+    >>> world.trainers, world.receivers, world.nodes
+    ((0, 1), (2, 3, 4), ((2, 3), (4,)))
     """
 
     def __init__(self, comm: MPI.Intracomm, roles: Sequence[str], names: Sequence[str], owns_mpi: bool) -> None:
@@ -83,6 +85,7 @@ class World:
         self.names = tuple(names)
         self.trainers = tuple(rank for rank, role in enumerate(roles) if role == "trainer")
         self.receivers = tuple(rank for rank, role in enumerate(roles) if role == "inference")
+        self.nodes = _by_name(self.receivers, self.names)
         self._owns_mpi = owns_mpi
         self._control = comm.Dup()
         self._data = comm.Dup()
@@ -95,8 +98,8 @@ class World:
     def connect(cls, role: Role, expected: int, name: str = "") -> World:
         """Initialise MPI and learn everybody's role; returns once all ranks are here.
 
-        ``expected`` is the number of ranks that the job started (SLURM_NTASKS of the combined step); ``name`` is for messages to
-        people. Raises EnvironmentFault when MPI found another number of ranks, or no trainer.
+        ``expected`` is the number of ranks that the job started (SLURM_NTASKS of the combined step); ``name`` is the node's, for
+        messages to people and to know who shares memory. Raises EnvironmentFault when MPI found another number of ranks, or no trainer.
         """
         owns_mpi = not MPI.Is_initialized()
         if owns_mpi:
@@ -199,6 +202,13 @@ class World:
     def abort(self, code: int = 1) -> None:
         """End all ranks now: the others would wait for this one for ever."""
         MPI.COMM_WORLD.Abort(code)
+
+
+def _by_name(ranks: Sequence[int], names: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    groups: dict[str, list[int]] = {}
+    for rank in ranks:
+        groups.setdefault(names[rank], []).append(rank)
+    return tuple(tuple(group) for group in groups.values())
 
 
 def _finish(request: MPI.Request) -> None:

@@ -7,6 +7,10 @@
     FLIPPING ─ flipped ─▶ IDLE          active = the new version
              └ failed ── refused ─▶ IDLE    active = the old version
 
+    first of a node ─ staged | unstaged ─▶ the node's other replicas ─ left(version) ─▶ first of the node
+
+One replica per node receives; the others flip to its copy, which stays as it is until all of them have left the older half.
+
     digest threads    xxh3-128 of each chunk that has arrived, while the next ones travel
 
 While a flip runs (it may drain for minutes) the loop goes on: a publish that arrives then is answered when the standby half is free.
@@ -19,12 +23,13 @@ import enum
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpcrl.errors import DataError, HpcrlError
+from hpcrl.errors import DataError, HpcrlError, InfraError
 from hpcrl.weights.digest import chunk_digest, whole_digest
 from hpcrl.weights.manifest import Manifest
 from hpcrl.weights.mpi import Pacer, World, wait_until
@@ -109,6 +114,11 @@ class Receiver:
         self._on_refused = on_refused
         self._timeout_s = timeout_s
         self._grace_s = grace_s
+        node = next(node for node in world.nodes if world.rank in node)
+        self._first = node[0]
+        self._others = [rank for rank in node if rank != world.rank] if self._first == world.rank else []
+        self._flipping: set[int] = set()
+        self._flipped = False
         self._state = _State.IDLE
         self._offer: _Offer | None = None
         self._waiting: dict[str, Any] | None = None
@@ -117,7 +127,8 @@ class Receiver:
         self._active: Staged | None = None
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="weights-flip")
         self._digester = ThreadPoolExecutor(_DIGEST_THREADS, thread_name_prefix="weights-digest")
-        self._flip: Future[str | None] | None = None
+        self._flip: Future[None] | None = None
+        self._target: Staged | None = None
         self._reports: list[Future[None]] = []
 
     @property
@@ -134,9 +145,9 @@ class Receiver:
                 if received is not None:
                     pacer.progress()
                     if received[1]["type"] == "shutdown":
-                        self._finish_flip()
+                        self._finish_flips()
                         return
-                    self._take(received[1])
+                    self._take(*received)
                 elif self._after_flip() or self._offer_waiting() or self._verify():
                     pacer.progress()
                 else:
@@ -148,7 +159,7 @@ class Receiver:
 
     # ------------------------------------------------------------ messages
 
-    def _take(self, message: dict[str, Any]) -> None:
+    def _take(self, source: int, message: dict[str, Any]) -> None:
         kind = message["type"]
         if kind == "publish":
             self._waiting = message  # a newer publish replaces one that was never answered
@@ -164,6 +175,13 @@ class Receiver:
                 self._tell_refused(*self._unfit)
         elif kind == "probe":
             self._probed(message["nbytes"])
+        elif kind == "staged":
+            timings = Timings(**message["timings"])
+            self._begin_flip(Manifest.from_dict(message["manifest"]), Path(message["path"]), timings)
+        elif kind == "unstaged":
+            self._tell_refused(message["version"], message["reason"])
+        elif kind == "left":
+            self._leave(source, message["flipped"])
         else:
             raise DataError("control_message", f"a replica does not know {kind!r}")
 
@@ -209,7 +227,12 @@ class Receiver:
             self._unfit = (version, reason)  # nobody else has heard of the version before its manifest
 
     def _tell_refused(self, version: str, reason: str) -> None:
+        """No replica of the node will have a copy of this version."""
         self._unfit = None
+        self._world.send_json(self._others, {"type": "unstaged", "version": version, "reason": reason})
+        self._report(version, reason)
+
+    def _report(self, version: str, reason: str) -> None:
         if self._on_refused is not None:
             self._reports.append(self._worker.submit(self._on_refused, version, reason))
 
@@ -257,38 +280,64 @@ class Receiver:
             )
             return True
         self._reply({"type": "verified", "version": manifest.version})
-        self._state = _State.FLIPPING
-        self._flip = self._worker.submit(self._make_active, manifest, timings)
+        self._begin_flip(manifest, self._staging.standby_path, timings)
         return True
 
     # ------------------------------------------------------------ the flip
 
-    def _make_active(self, manifest: Manifest, timings: Timings) -> str | None:
-        """Worker thread; the loop leaves the staging alone meanwhile. Returns why the flip failed, or None."""
-        path = self._staging.standby_path
-        try:
-            self._on_staged(manifest, path, timings)
-        except HpcrlError as error:
-            return str(error)
-        self._staging.swap()
-        self._active = Staged(manifest, path)
-        return None
-
-    def _finish_flip(self) -> None:
-        if self._flip is not None:
-            wait([self._flip], timeout=self._grace_s)
-            self._after_flip()
+    def _begin_flip(self, manifest: Manifest, path: Path, timings: Timings) -> None:
+        """Flip this replica in the worker thread, and the others of the node; the staging is left alone until all are done."""
+        copy = {
+            "version": manifest.version,
+            "manifest": manifest.to_dict(),
+            "path": str(path),
+            "timings": asdict(timings),
+        }
+        self._world.send_json(self._others, {"type": "staged", **copy})
+        self._flipping, self._flipped = {self._world.rank, *self._others}, False
+        self._state, self._target = _State.FLIPPING, Staged(manifest, path)
+        self._flip = self._worker.submit(self._on_staged, manifest, path, timings)
 
     def _after_flip(self) -> bool:
         """Take the outcome of a finished flip; errors that are not hpcrl's end the loop."""
         for report in [report for report in self._reports if report.done()]:
             self._reports.remove(report)
             report.result()
-        if self._flip is None or not self._flip.done() or self._offer is None:
+        if self._flip is None or not self._flip.done() or self._target is None:
             return False
-        failure, version = self._flip.result(), self._offer.version
-        self._flip, self._offer, self._state = None, None, _State.IDLE
-        if failure is not None:
-            self._reply({"type": "refused", "version": version, "reason": failure})
-            self._tell_refused(version, failure)
+        flip, target = self._flip, self._target
+        self._flip = self._target = None
+        try:
+            flip.result()
+        except HpcrlError as error:
+            self._reply({"type": "refused", "version": target.manifest.version, "reason": str(error)})
+            self._report(target.manifest.version, str(error))
+            self._leave(self._world.rank, flipped=False)
+        else:
+            self._active = target
+            self._leave(self._world.rank, flipped=True)
         return True
+
+    def _leave(self, rank: int, flipped: bool) -> None:
+        """A replica of the node is done with the older half; after the last one the halves change place, if anybody flipped."""
+        self._flipping.discard(rank)
+        self._flipped |= flipped
+        if self._first != self._world.rank:
+            self._world.send_json([self._first], {"type": "left", "flipped": flipped})
+            self._state = _State.IDLE
+        elif not self._flipping:
+            if self._flipped:
+                self._staging.swap()
+            self._state, self._offer = _State.IDLE, None
+
+    def _finish_flips(self) -> None:
+        """At the end: let flips under way end, the other replicas' too, whose copy is ours."""
+
+        def turn() -> bool:
+            received = self._world.poll()
+            if received is not None:
+                self._take(*received)
+            return self._after_flip() or received is not None
+
+        with suppress(InfraError):
+            wait_until(lambda: self._state is not _State.FLIPPING, turn, self._grace_s, lambda: "a flip at the end")

@@ -41,7 +41,7 @@ _UNKNOWN_LINK = LinkRate(1e9, 1e-4)
 
 @dataclass(frozen=True, slots=True)
 class PublishResult:
-    """What became of one version. Ranks are those of the world; ``refused`` maps them to reasons. Durations in seconds.
+    """What became of one version. Ranks are those of each node's first replica; ``refused`` maps them to reasons. Durations in seconds.
 
     ``transfer_s`` is the time chunks were moving, ``total_s`` runs from the hand-over to the last replica's answer.
     """
@@ -198,7 +198,7 @@ class Publisher:
 
     def _publish(self, job: _Job) -> PublishResult:
         """Trainer 0."""
-        receivers = len(self._world.receivers)
+        receivers = len(self._world.nodes)
         link = self.link = self.link or (self._lead.measure() if receivers else _UNKNOWN_LINK)
         chunk_bytes = best_chunk(self._nbytes, receivers, link, self._largest)
         self._tell_trainers({"type": "begin", "version": str(job.version), "chunk_bytes": chunk_bytes})
