@@ -1,5 +1,1 @@
-"""Measurements of the parts against their baselines: ``hpcrl bench weights``."""
-
-from __future__ import annotations
-
-__all__: list[str] = []
+"""Measurements of hpcrl's own parts, run by ``hpcrl bench NAME``: each against a bound or a peer taken in the same run."""

@@ -20,7 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(devcluster.app, name="devcluster", help="A real multi-node Slurm on this one machine.")
-app.add_typer(bench.app, name="bench", help="Measure parts against their baselines.")
+app.add_typer(bench.app, name="bench", help="Measure hpcrl's own parts.")
 app.add_typer(shards.app, name="shards", help="Look into trajectory shards.")
 app.add_typer(tasks.app, name="tasks", help="Check task directories.")
 
