@@ -3,7 +3,7 @@
     ─ begin(chunk size) ─▶ trainers       ─ publish(pieces, compatibility) ─▶ replicas
     ◀─ ready | refused ─ replicas         (a replica that still flips the previous version answers later)
     ─ go(receivers) ─▶ trainers, receivers: chunks flow        one wave for all that are ready by then
-    meanwhile, in the digest thread: own digests;  ◀─ digests ─ trainers;  manifests/L.S.json, on_manifest;  ─ manifest ─▶ replicas
+    meanwhile, in threads: own digests;  ◀─ digests ─ trainers;  manifests/L.S.json, on_manifest;  ─ manifest ─▶ replicas
     ◀─ verified | refused ─ receivers;  the next wave while replicas are left;  ─ done ─▶ trainers
 
 "Replicas" are here the first ones of their nodes: one copy per node travels, and the others of the node take it from its memory.
@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 from hpcrl.protocol.rundir import RunDir, publish_text
 from hpcrl.protocol.version import PolicyVersion
+from hpcrl.weights.digest import all_done
 from hpcrl.weights.manifest import Chunk, Layout, Manifest
 from hpcrl.weights.mpi import World, wait_until
 from hpcrl.weights.outgoing import Outgoing
@@ -127,7 +128,7 @@ class Lead:
         """Publish; returns when every replica has answered. ``algorithm(receivers)`` chooses a wave's."""
         books = self._books = Books(str(version), set(self._nodes))
         self._gathered, self._announcing, self._sent = {}, None, []
-        own = self._executor.submit(outgoing.digests)
+        own = outgoing.digest(self._executor)
 
         def announce() -> bool:
             return self._announce(version, own, outgoing.pieces)
@@ -175,14 +176,14 @@ class Lead:
         outgoing.send(receivers, chosen, lambda: self.pump() | announce(), self._timeout_s)
         self._until(lambda: not books.receiving, lambda: self._silence("verify", books.receiving), announce)
 
-    def _announce(self, version: PolicyVersion, own: Future[list[str]], pieces: Sequence[Piece]) -> bool:
+    def _announce(self, version: PolicyVersion, own: list[Future[str]], pieces: Sequence[Piece]) -> bool:
         """Make and send the manifest as soon as all digests are known; True when it was sent now."""
         if self._sent:
             return False
         if self._announcing is None:
-            if own.done() and not self._late():
+            if all_done(own) and not self._late():
                 digests = {rank: iter(found) for rank, found in self._gathered.items()}
-                digests[self._world.rank] = iter(own.result())
+                digests[self._world.rank] = iter([digest.result() for digest in own])
                 flat = [next(digests[piece.sender]) for piece in pieces]
                 self._announcing = self._executor.submit(self._announcement.write, version, self.parent, pieces, flat)
             return False

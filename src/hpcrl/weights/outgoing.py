@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
 
 from hpcrl.weights.digest import chunk_digest
 from hpcrl.weights.mpi import World, wait_until
@@ -24,10 +25,10 @@ class Outgoing:
         self._window = window
         self.transfer_s = 0.0
 
-    def digests(self) -> list[str]:
-        """Digests of the own pieces, in order. For a thread of its own: hashing large pieces does not hold the interpreter's lock."""
+    def digest(self, threads: Executor) -> list[Future[str]]:
+        """Begin to take the digests of the own pieces, in order."""
         own = (piece for piece in self.pieces if piece.sender == self._world.rank)
-        return [chunk_digest(self._snapshot.piece(piece.offset, piece.nbytes)) for piece in own]
+        return [threads.submit(chunk_digest, self._snapshot.piece(piece.offset, piece.nbytes)) for piece in own]
 
     def send(
         self, receivers: Sequence[int], algorithm: Algorithm, meanwhile: Callable[[], bool], timeout_s: float

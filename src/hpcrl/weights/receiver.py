@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrl.errors import DataError, HpcrlError, InfraError
-from hpcrl.weights.digest import chunk_digest, whole_digest
+from hpcrl.weights.digest import all_done, chunk_digest, digest_threads, whole_digest
 from hpcrl.weights.manifest import Manifest
 from hpcrl.weights.mpi import Pacer, World, wait_until
 from hpcrl.weights.plan import Piece, legs_of
@@ -47,10 +47,6 @@ class _State(enum.Enum):
     OFFERED = "offered"
     RECEIVED = "received"
     FLIPPING = "flipping"
-
-
-_DIGEST_THREADS = 2
-"""One xxh3-128 thread takes 10 to 20 GB/s; the fastest links bring more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +122,7 @@ class Receiver:
         self._unfit: tuple[str, str] | None = None
         self._active: Staged | None = None
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="weights-flip")
-        self._digester = ThreadPoolExecutor(_DIGEST_THREADS, thread_name_prefix="weights-digest")
+        self._digester = digest_threads()
         self._flip: Future[None] | None = None
         self._target: Staged | None = None
         self._reports: list[Future[None]] = []
@@ -266,7 +262,7 @@ class Receiver:
         offer, manifest = self._offer, self._manifest
         if self._state is not _State.RECEIVED or offer is None or manifest is None or manifest.version != offer.version:
             return False
-        if not all(digest.done() for digest in offer.digests.values()):
+        if not all_done(list(offer.digests.values())):
             return False
         digests = [offer.digests[number].result() for number in range(len(offer.pieces))]
         timings = Timings(offer.transfer_s, time.monotonic() - offer.arrived, whole_digest(digests))

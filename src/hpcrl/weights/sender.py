@@ -2,7 +2,7 @@
 
     training thread      publish_async(v): wait for the previous publish ─ copy own rows ─ hand over ─ train on
     publisher thread     trainer 0: lead.py;  others: obey begin, go, done of trainer 0
-    digest thread        digests of the own bytes while they travel; on trainer 0 then the manifest
+    digest threads       digests of the own bytes while they travel; on trainer 0 then the manifest
 
 Chunks flow only to receivers that said they have room and fit, so a refusal never leaves a message unmatched. A replica that refuses
 after "verified" (its flip failed) says so later; that is kept in :attr:`Publisher.refusals`.
@@ -15,13 +15,14 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
 from hpcrl.errors import HpcrlError, RunError
 from hpcrl.protocol.rundir import RunDir
 from hpcrl.protocol.version import PolicyVersion
+from hpcrl.weights.digest import all_done, digest_threads
 from hpcrl.weights.lead import Announcement, Lead
 from hpcrl.weights.manifest import Manifest
 from hpcrl.weights.mpi import World, wait_until
@@ -69,7 +70,7 @@ class Publisher:
 
     ``snapshot`` is this rank's part. ``chunk_bytes`` is the largest message (the size used follows from the measured link), ``window``
     the messages under way per rank, ``parent`` the version published before this process began. ``on_manifest`` is called on trainer
-    0, in the digest thread, before any replica can flip to the version (tell the coordinator there). ``algorithm``
+    0, in a digest thread, before any replica can flip to the version (tell the coordinator there). ``algorithm``
     and ``link`` replace what is otherwise chosen and measured. ``timeout_s`` bounds each wait in which nothing moves, a replica's
     drain included. Raises DataError when the trainers' parts are not the whole model.
     """
@@ -99,7 +100,7 @@ class Publisher:
         self._nbytes = snapshot.layout.nbytes
         self._spans = dict(zip(world.trainers, world.allgather_json(snapshot.spans), strict=True))
         cut_spans(self._spans, self._nbytes, chunk_bytes)  # refuse now what no publish could send
-        self._digester = ThreadPoolExecutor(1, thread_name_prefix="weights-digest")
+        self._digester = digest_threads()
         announcement = Announcement(
             run=run,
             layout=snapshot.layout,
@@ -220,16 +221,18 @@ class Publisher:
         if begin["type"] != "begin":
             raise RunError(f"publishing {job.version} failed on trainer 0: {begin['error']}")
         outgoing = self._outgoing(begin["chunk_bytes"])
-        digests = self._digester.submit(outgoing.digests)
+        digests = outgoing.digest(self._digester)
         told = False
 
         def tell() -> bool:
             nonlocal told
-            if told or not digests.done():
+            if told or not all_done(digests):
                 return False
             told = True
-            message = {"type": "digests", "version": str(job.version), "digests": digests.result()}
-            self._world.send_json([self._world.trainers[0]], message)
+            found = [digest.result() for digest in digests]
+            self._world.send_json(
+                self._world.trainers[:1], {"type": "digests", "version": begin["version"], "digests": found}
+            )
             return True
 
         while (order := self._next_order(job, tell))["type"] == "go":
