@@ -68,11 +68,12 @@ class Sharded(nn.Module):
         self.register_buffer("scale", torch.arange(5.0))
 
     def tensors(self, step: int) -> dict[str, torch.Tensor]:
-        """What step ``step`` of :meth:`advance` leaves, whole."""
-        return {
-            name: tensor + step if isinstance(tensor, nn.Parameter) else tensor
-            for name, tensor in self.state_dict(keep_vars=True).items()
-        }
+        """Whole, as ``step`` calls of :meth:`advance` leave them."""
+        found = {name: tensor.detach().clone() for name, tensor in self.state_dict().items()}
+        for _ in range(step):
+            for name, _ in self.named_parameters():
+                found[name] += 1
+        return found
 
     @torch.no_grad()
     def advance(self) -> None:
@@ -238,7 +239,7 @@ def run_trainer(scenario: str, world: World, run: RunDir, algorithm: Any, chunk_
         results.append(result_of(publisher.wait()))
     if scenario == "idle":
         time.sleep(2.0)
-    if scenario in ("flip_fails", "shared_node_fails"):
+    if scenario in ("flip_fails", "shared_node_fails", "shared_node_tokenizer"):
         time.sleep(0.6)  # past the look for late messages
     publisher.shutdown()
     return {"results": results, "announced": announced, "refusals": publisher.refusals}

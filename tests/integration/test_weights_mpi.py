@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def test_replicas_hold_the_trainers_bytes(
     versions = ["0.0", "0.1", "0.2"]
     manifests = [Manifest.from_json((tmp_path / "run" / "manifests" / f"{v}.json").read_text()) for v in versions]
     assert [m.parent for m in manifests] == [None, "0.0", "0.1"]
-    assert manifests[0].chunks[0].nbytes == min(chunk, manifests[0].nbytes)
+    assert max(c.nbytes for c in manifests[0].chunks) <= chunk and len(manifests[0].chunks) >= trainers
     for rank in range(trainers):
         assert [r["verified"] for r in seen[rank]["results"]] == [list(range(trainers, ranks))] * 3
         assert [r["digest"] for r in seen[rank]["results"]] == [m.digest for m in manifests]
@@ -118,7 +119,10 @@ def test_a_rank_that_dies_or_hangs_ends_the_step_and_its_version_is_never_visibl
     assert evidence in outcome.stderr
     assert sorted((tmp_path / "staged").read_text().splitlines()) == ["2 0.0", "3 0.0"]
     # What the dead left in memory is found and removed by whoever starts next.
-    remove_leftovers(tmp_path / "shm")
+    deadline = time.monotonic() + 60.0
+    while list((tmp_path / "shm").iterdir()) and time.monotonic() < deadline:
+        remove_leftovers(tmp_path / "shm")
+        time.sleep(0.1)  # mpiexec does not wait for those that it has killed
     assert list((tmp_path / "shm").iterdir()) == []
 
 
