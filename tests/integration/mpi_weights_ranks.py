@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -15,6 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from hpcrl.errors import InfraError
 from hpcrl.protocol.rundir import RunDir
@@ -22,12 +27,14 @@ from hpcrl.protocol.version import PolicyVersion
 from hpcrl.weights.digest import chunk_digest
 from hpcrl.weights.manifest import Manifest
 from hpcrl.weights.mpi import World
+from hpcrl.weights.outgoing import Outgoing
 from hpcrl.weights.receiver import Receiver, Timings
 from hpcrl.weights.sender import Publisher, PublishResult
 from hpcrl.weights.snapshot import Snapshot
 from hpcrl.weights.staging import Staging
 
 MIB = 1 << 20
+WIDTHS = {"sharded": 37, "sharded_big": 1 << 20}
 
 
 def tensors_of(step: int, scale: int = 1) -> dict[str, torch.Tensor]:
@@ -45,7 +52,74 @@ def tensors_of(step: int, scale: int = 1) -> dict[str, torch.Tensor]:
         "model.layers.0.one": rand(),
         "model.norm.weight": rand(13).half(),
         "model.layers.0.ids": torch.arange(step, step + 11),
+        "model.layers.1.q": torch.arange(-70, 71, dtype=torch.int8).roll(step),
+        "model.layers.1.conv": rand(1, 3, 5).half().transpose(1, 2),
     }
+
+
+class Sharded(nn.Module):
+    """Rows that no number of ranks divides, fewer rows than ranks, a persistent buffer, mixed shapes."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(width + 3, 32)
+        self.layers = nn.ModuleList([nn.Linear(32, width, bias=True), nn.Linear(width, 1, bias=True)])
+        self.register_buffer("scale", torch.arange(5.0))
+
+    def tensors(self, step: int) -> dict[str, torch.Tensor]:
+        """Whole, as ``step`` calls of :meth:`advance` leave them."""
+        found = {name: tensor.detach().clone() for name, tensor in self.state_dict().items()}
+        for _ in range(step):
+            for name, _ in self.named_parameters():
+                found[name] += 1
+        return found
+
+    @torch.no_grad()
+    def advance(self) -> None:
+        for parameter in self.parameters():
+            parameter.add_(1)
+
+
+def sharded(world: World, directory: Path, width: int) -> Sharded:
+    """The model under FSDP2; with four trainers two replicas of two shards (HSDP)."""
+    count = len(world.trainers)
+    dist.init_process_group("gloo", init_method=f"file://{directory}/gloo", rank=world.rank, world_size=count)
+    mesh = (
+        init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
+        if count == 4
+        else init_device_mesh("cpu", (count,))
+    )
+    model = Sharded(width)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def peak_bytes() -> int:
+    """Largest resident set since the last call."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM"))
+
+
+def publish_sharded(world: World, directory: Path, run: RunDir, chunk_bytes: int, width: int) -> dict[str, Any]:
+    """Three steps of a sharded model; how much memory a publish takes beside the rank's own part."""
+    model = sharded(world, directory, width)
+    snapshot = Snapshot.of_model(model, index=world.trainers.index(world.rank), count=len(world.trainers))
+    publisher = Publisher(
+        world, run, snapshot, chunk_bytes=chunk_bytes, window=4, tokenizer_digest="t", model_config_digest="c"
+    )
+    peak_bytes()
+    before = peak_bytes()
+    results = []
+    for step in range(3):
+        publisher.publish(PolicyVersion(0, step))
+        results.append(result_of(publisher.wait()))
+        model.advance()
+    publisher.shutdown()
+    extra = peak_bytes() - before - len(snapshot.view)
+    dist.destroy_process_group()
+    return {"results": results, "extra": extra, "part": len(snapshot.view), "whole": snapshot.layout.nbytes}
 
 
 def expected_bytes(manifest: Manifest, tensors: dict[str, torch.Tensor]) -> bytes:
@@ -61,18 +135,64 @@ def expected_bytes(manifest: Manifest, tensors: dict[str, torch.Tensor]) -> byte
     return bytes(flat)
 
 
+class DyingOutgoing(Outgoing):
+    """The power goes after a few chunks."""
+
+    def _bytes(self, number: int) -> memoryview:
+        if number == len(self.pieces) - 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super()._bytes(number)
+
+
+class DyingPublisher(Publisher):
+    published = 0
+
+    def _outgoing(self, chunk_bytes: int) -> Outgoing:
+        outgoing = super()._outgoing(chunk_bytes)
+        self.published += 1
+        if self.published == 2 and not self._leads:
+            return DyingOutgoing(self._world, self._snapshot, outgoing.pieces, self._window)
+        return outgoing
+
+
+class FailingReceiver(Receiver):
+    """Version 0.1: dies, or takes nothing, when the chunks begin to flow."""
+
+    def __init__(self, *args: Any, how: str, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._how = how
+
+    def _receive(self, offer: Any, order: dict[str, Any]) -> None:
+        if offer.version == "0.1" and self._how == "receiver_dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if offer.version == "0.1" and self._how == "receiver_hangs":
+            time.sleep(3600)
+        super()._receive(offer, order)
+
+
+class CorruptingOutgoing(Outgoing):
+    """The bytes that leave differ in one place from those that were digested."""
+
+    def _bytes(self, number: int) -> memoryview:
+        data = super()._bytes(number)
+        if number == 0:
+            self.altered = bytearray(data)
+            self.altered[5] ^= 0xFF
+            return memoryview(self.altered)
+        return data
+
+
 class CorruptingPublisher(Publisher):
-    """Flips one byte of version 0.1 after its digest was taken."""
+    """Corrupts version 0.1 on its way."""
 
-    corrupted = False
+    published = 0
 
-    def _send_wave(self, job: Any, *rest: Any) -> None:
-        if (
-            str(job.version) == "0.1" and self._leads and not self.corrupted
-        ):  # once: a version may go out in several waves
-            self.corrupted = True
-            self._snapshot.view[5] ^= 0xFF
-        super()._send_wave(job, *rest)
+    def _outgoing(self, chunk_bytes: int) -> Outgoing:
+        outgoing = super()._outgoing(chunk_bytes)
+        self.published += 1
+        if self.published == 2:
+            return CorruptingOutgoing(self._world, self._snapshot, outgoing.pieces, self._window)
+        return outgoing
 
 
 def result_of(result: PublishResult | None) -> dict[str, Any]:
@@ -93,8 +213,9 @@ def run_trainer(scenario: str, world: World, run: RunDir, algorithm: Any, chunk_
         values = {"model.layers.0.w": torch.randn(64 * MIB // 4)}
     else:
         values = tensors_of(0, scale)
-    snapshot = Snapshot(lambda: list(values.items()))
-    kind = CorruptingPublisher if scenario == "corrupt" else Publisher
+    index = world.trainers.index(world.rank)
+    snapshot = Snapshot(lambda: list(values.items()), index=index, count=len(world.trainers))
+    kind = {"corrupt": CorruptingPublisher, "sender_dies": DyingPublisher}.get(scenario, Publisher)
     announced: list[str] = []
     publisher = kind(
         world,
@@ -102,11 +223,11 @@ def run_trainer(scenario: str, world: World, run: RunDir, algorithm: Any, chunk_
         snapshot,
         chunk_bytes=chunk_bytes,
         window=4,
-        tokenizer_digest="t",
+        tokenizer_digest="other" if scenario in ("tokenizer", "shared_node_tokenizer") else "t",
         model_config_digest="other" if scenario == "incompatible" else "c",
-        algorithm=algorithm,
+        algorithm=None if algorithm == "auto" else algorithm,
         on_manifest=lambda manifest: announced.append(manifest.version),
-        timeout_s=60.0,
+        timeout_s=3.0 if scenario == "receiver_hangs" else 60.0,
     )
     results = []
     for step in range(steps):
@@ -118,19 +239,23 @@ def run_trainer(scenario: str, world: World, run: RunDir, algorithm: Any, chunk_
         results.append(result_of(publisher.wait()))
     if scenario == "idle":
         time.sleep(2.0)
-    if scenario == "flip_fails":
+    if scenario in ("flip_fails", "shared_node_fails", "shared_node_tokenizer"):
         time.sleep(0.6)  # past the look for late messages
     publisher.shutdown()
     return {"results": results, "announced": announced, "refusals": publisher.refusals}
 
 
-def run_receiver(scenario: str, world: World, staging: Staging) -> dict[str, Any]:
+def run_receiver(scenario: str, world: World, staging: Staging, directory: Path) -> dict[str, Any]:
+    model = Sharded(WIDTHS[scenario]) if scenario in WIDTHS else None
     seen: list[dict[str, Any]] = []
     refused: list[list[str]] = []
 
     def on_staged(manifest: Manifest, path: Path, timings: Timings) -> None:
         data = path.read_bytes()
-        equal = scenario == "big" or data == expected_bytes(manifest, tensors_of(manifest.step))
+        with (directory / "staged").open("a") as file:
+            file.write(f"{world.rank} {manifest.version}\n")
+        expected = model.tensors(manifest.step) if model is not None else tensors_of(manifest.step)
+        equal = scenario == "big" or data == expected_bytes(manifest, expected)
         seen.append(
             {"version": manifest.version, "path": path.name, "equal": equal, "mode": path.stat().st_mode & 0o777}
         )
@@ -138,12 +263,16 @@ def run_receiver(scenario: str, world: World, staging: Staging) -> dict[str, Any
         if scenario == "slow_flip" and world.rank == world.receivers[0] and manifest.step == 0:
             time.sleep(1.0)
             seen[-1]["equal"] = path.read_bytes() == data  # nothing may write to a half that is being flipped to
-        if scenario == "flip_fails" and manifest.step == 1 and world.rank == world.receivers[0]:
+        if scenario == "shared_node" and world.rank == world.receivers[1]:
+            time.sleep(0.5)
+            seen[-1]["equal"] = path.read_bytes() == data  # the copy stays until the last replica of the node has it
+        if scenario in ("flip_fails", "shared_node_fails") and manifest.step == 1 and world.rank == world.receivers[0]:
             raise InfraError("flip_failed", "the engine said no")
 
-    receiver = Receiver(
+    receiver = FailingReceiver(
         world,
         staging,
+        how=scenario if world.rank == world.receivers[0] else "",
         window=4,
         tokenizer_digest="t",
         model_config_digest="c",
@@ -173,16 +302,19 @@ def main() -> None:
     role = "trainer" if rank < int(trainers) else "inference"
     expected = int(os.environ["EXPECTED_RANKS"])
     torch.set_num_threads(1)
-    world = World.connect("trainer" if role == "trainer" else "inference", expected, name=f"{role}-{rank}")
+    name = f"{role}-node" if scenario.startswith("shared_node") else f"{role}-{rank}"
+    world = World.connect("trainer" if role == "trainer" else "inference", expected, name=name)
     run = RunDir(Path(directory) / "run")
-    if role == "trainer":
+    if scenario in WIDTHS and role == "trainer":
+        seen = publish_sharded(world, Path(directory), run, int(chunk_bytes), WIDTHS[scenario])
+    elif role == "trainer":
         assert world.bcast_json({"from": rank} if rank == 0 else None) == {"from": 0}
         seen = run_trainer(scenario, world, run, algorithm, int(chunk_bytes))
     else:
         staging_dir = Path(directory) / "shm" if scenario != "big" else Path("/dev/shm")
         staging_dir.mkdir(exist_ok=True)
         with Staging(run.run_id + str(os.getppid()), f"replica-{rank}", staging_dir) as staging:
-            seen = run_receiver(scenario, world, staging)
+            seen = run_receiver(scenario, world, staging, Path(directory))
     (Path(directory) / f"rank-{rank}.json").write_text(json.dumps(seen))
     world.close()
 

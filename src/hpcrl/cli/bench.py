@@ -1,4 +1,7 @@
-"""``hpcrl bench NAME``: one line per bench in ``BENCHES``; each is a module with ``measure(quick, say) -> numbers``."""
+"""``hpcrl bench NAME``: measurements of hpcrl's own parts, against a bound or a peer taken in the same run.
+
+``weights`` has options of its own; the others are one line each in ``BENCHES``: a module with ``measure(quick, say) -> numbers``.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from hpcrl.cli.bench_weights import weights
 from hpcrl.cli.errors import report_errors
 
 __all__ = ["BENCHES", "app"]
@@ -23,6 +27,7 @@ BENCHES = {
 """Name → module, help."""
 
 app = typer.Typer(no_args_is_help=True)
+app.command("weights")(weights)
 
 
 def _add(name: str, module: str, text: str) -> None:

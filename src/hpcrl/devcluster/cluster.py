@@ -194,6 +194,14 @@ class Cluster:
         except FileNotFoundError as error:
             raise UserError(f"{line[0]}: command not found") from error
 
+    def limit_links(self, rate: str | None) -> None:
+        """Limit every node's link to ``rate`` ("1gbit"), both directions; None: as fast as the machine copies."""
+        state = self._load()
+        if state is None:
+            raise UserError(f"cluster {self.name} does not exist; start it with 'hpcrl devcluster up'")
+        for node in state.layout.unrolled():
+            self._network.limit(node, rate)
+
     def node(self, name: str) -> NodeHost:
         """The machine behind a node: ``.slurmd()`` to find its daemon, ``.halt()`` to cut its power."""
         hosts = self.directory / "etc" / "hosts"

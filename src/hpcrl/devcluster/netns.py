@@ -68,6 +68,16 @@ class Network:
                 self._remove_namespace(self.node_namespace(node.name))
                 self._add_node(node, subnet)
 
+    def limit(self, node: Node, rate: str | None) -> None:
+        """Limit a node's link to ``rate`` (tc's notation, "1gbit") in both directions; None: no limit. Raises EnvironmentFault."""
+        ends = ((self.node_namespace(node.name), "eth0"), (self.switch, f"port{node.index}"))
+        for namespace, device in ends:
+            if "tbf" in run_tool(["tc", "-n", namespace, "qdisc", "show", "dev", device]):
+                run_tool(["tc", "-n", namespace, "qdisc", "del", "dev", device, "root"])
+            if rate is not None:
+                bucket = ["rate", rate, "burst", "256kb", "latency", "50ms"]
+                run_tool(["tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf", *bucket])
+
     def remove(self) -> None:
         """Delete all namespaces of this cluster and its link on the machine; nothing there is no error."""
         if Path("/sys/class/net", self.host_interface).exists():

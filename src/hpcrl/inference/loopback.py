@@ -30,8 +30,9 @@ class Loopback:
     """Connections to ``127.0.0.1:port``; as many as there are calls at once. Create and close inside a running loop."""
 
     def __init__(self, port: int) -> None:
+        self.base_url = f"http://127.0.0.1:{port}"
         self._session = aiohttp.ClientSession(
-            f"http://127.0.0.1:{port}",
+            self.base_url,
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0),  # below uvicorn's 5 s: we close first
             timeout=aiohttp.ClientTimeout(total=None),
             trust_env=False,  # a site's http_proxy must not see loopback traffic

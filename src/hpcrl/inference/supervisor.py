@@ -99,6 +99,11 @@ class VllmServer:
         """Leader of the child's session."""
         return None if self._child is None else self._child.pid
 
+    @property
+    def base_url(self) -> str:
+        """vLLM's own API on the loopback, for measurements beside the proxy. Raises InfraError when it was not started."""
+        return self._connection().base_url
+
     async def start(self, environ: Mapping[str, str] | None = None) -> float:
         """Start vLLM and wait for its first answer; returns the seconds it took.
 

@@ -64,7 +64,7 @@ def work(run: RunDir, config: RunConfig, _: argparse.Namespace) -> None:
     publisher = Publisher(
         world,
         run,
-        Snapshot.of_model(trainer.policy.model, config.model.dtype),
+        Snapshot.of_model(trainer.policy.model, config.model.dtype, index=index, count=len(world.trainers)),
         chunk_bytes=int(config.weights.chunk_mib * _MIB),
         window=config.weights.chunks_in_flight,
         tokenizer_digest=tokenizer_digest(config.model.path),

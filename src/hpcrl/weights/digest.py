@@ -7,14 +7,19 @@ share the hashing, and a receiver computes it again from the bytes it holds, nev
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import xxhash
 
 from hpcrl.errors import UserError
 
-__all__ = ["chunk_digest", "model_config_digest", "tokenizer_digest", "whole_digest"]
+__all__ = ["all_done", "chunk_digest", "digest_threads", "model_config_digest", "tokenizer_digest", "whole_digest"]
+
+_MOST_THREADS = 8
+"""One thread takes some 10 GB/s; the fastest links bring 50 GB/s."""
 
 _TOKENIZER_FILES = (
     "added_tokens.json",
@@ -36,6 +41,17 @@ _CONFIG_NOISE = frozenset({"_name_or_path", "transformers_version"})
 def chunk_digest(data: bytes | memoryview) -> str:
     """xxh3-128 of some bytes, 32 hex digits."""
     return xxhash.xxh3_128_hexdigest(data)
+
+
+def digest_threads() -> ThreadPoolExecutor:
+    """Threads that take digests beside a transfer: hashing a chunk does not hold the interpreter's lock. At most half the CPUs."""
+    usable = len(os.sched_getaffinity(0))
+    return ThreadPoolExecutor(max(1, min(_MOST_THREADS, usable // 2)), thread_name_prefix="weights-digest")
+
+
+def all_done(digests: Sequence[Future[str]]) -> bool:
+    """Whether all digests are there, in the order in which they were asked for; while they are not, the last one says so."""
+    return not digests or (digests[-1].done() and all(digest.done() for digest in digests))
 
 
 def whole_digest(chunk_digests: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import mpi4py
@@ -22,10 +22,10 @@ mpi4py.rc.finalize = False
 
 from mpi4py import MPI  # noqa: E402
 
-from hpcrl.errors import DataError, EnvironmentFault  # noqa: E402
+from hpcrl.errors import DataError, EnvironmentFault, InfraError  # noqa: E402
 from hpcrl.weights import pmi_relay  # noqa: E402
 
-__all__ = ["Pacer", "Role", "World"]
+__all__ = ["Pacer", "Role", "World", "wait_until"]
 
 Role = Literal["trainer", "inference"]
 
@@ -54,12 +54,29 @@ class Pacer:
             time.sleep(min(self._longest_s, 20e-6 * 2.0 ** min(self._misses - _SPINS, 16)))
 
 
+def wait_until(
+    condition: Callable[[], bool], turn: Callable[[], bool], timeout_s: float, complaint: Callable[[], str]
+) -> None:
+    """Take turns (False: nothing moved) until ``condition`` holds. Raises InfraError when nothing has moved for ``timeout_s``."""
+    pacer, deadline = Pacer(longest_s=0.001), time.monotonic() + timeout_s
+    while not condition():
+        if turn():
+            pacer.progress()
+            deadline = time.monotonic() + timeout_s
+        elif time.monotonic() > deadline:
+            raise InfraError("weights_timeout", f"nothing has moved for {timeout_s:.0f} s: {complaint()}")
+        else:
+            pacer.pause()
+
+
 class World:
     """All ranks of the combined step, who they are, and messages between them. Ranks are those of the whole world.
 
-    >>> world = World.connect("trainer", expected=4)
-    >>> world.trainers, world.receivers
-    ((0, 1), (2, 3))
+    ``nodes`` are the receivers by node: ranks with the same name share one, and its ``/dev/shm``.
+
+    >>> world = World.connect("inference", expected=5, name=socket.gethostname())
+    >>> world.trainers, world.receivers, world.nodes
+    ((0, 1), (2, 3, 4), ((2, 3), (4,)))
     """
 
     def __init__(self, comm: MPI.Intracomm, roles: Sequence[str], names: Sequence[str], owns_mpi: bool) -> None:
@@ -68,6 +85,7 @@ class World:
         self.names = tuple(names)
         self.trainers = tuple(rank for rank, role in enumerate(roles) if role == "trainer")
         self.receivers = tuple(rank for rank, role in enumerate(roles) if role == "inference")
+        self.nodes = _by_name(self.receivers, self.names)
         self._owns_mpi = owns_mpi
         self._control = comm.Dup()
         self._data = comm.Dup()
@@ -80,8 +98,8 @@ class World:
     def connect(cls, role: Role, expected: int, name: str = "") -> World:
         """Initialise MPI and learn everybody's role; returns once all ranks are here.
 
-        ``expected`` is the number of ranks that the job started (SLURM_NTASKS of the combined step); ``name`` is for messages to
-        people. Raises EnvironmentFault when MPI found another number of ranks, or no trainer.
+        ``expected`` is the number of ranks that the job started (SLURM_NTASKS of the combined step); ``name`` is the node's, for
+        messages to people and to know who shares memory. Raises EnvironmentFault when MPI found another number of ranks, or no trainer.
         """
         owns_mpi = not MPI.Is_initialized()
         if owns_mpi:
@@ -109,11 +127,11 @@ class World:
 
     # ------------------------------------------------------------ control messages
 
-    def send_json(self, dest: int, message: dict[str, Any]) -> None:
-        """Send a control message; returns at once."""
+    def send_json(self, dests: Sequence[int], message: dict[str, Any]) -> None:
+        """Send one control message to some ranks; returns at once."""
         payload = json.dumps(message, separators=(",", ":")).encode()
-        request = self._control.Isend([payload, MPI.BYTE], dest, _CONTROL_TAG)
-        self._sending.append((request, payload))
+        for dest in dests:
+            self._sending.append((self._control.Isend([payload, MPI.BYTE], dest, _CONTROL_TAG), payload))
 
     def poll(self) -> tuple[int, dict[str, Any]] | None:
         """The next control message with its source, or None when there is none now."""
@@ -139,6 +157,10 @@ class World:
                 return False
             pacer.pause()
         return True
+
+    def allgather_json(self, value: Any) -> list[Any]:
+        """Among the trainers: everyone's value, in order of rank. Collective over the trainers."""
+        return [self.bcast_json(value, root) for root in range(len(self.trainers))]
 
     def bcast_json(self, value: Any, root: int = 0) -> Any:
         """Among the trainers: everyone gets the value of trainer number ``root``. Collective over the trainers."""
@@ -180,6 +202,13 @@ class World:
     def abort(self, code: int = 1) -> None:
         """End all ranks now: the others would wait for this one for ever."""
         MPI.COMM_WORLD.Abort(code)
+
+
+def _by_name(ranks: Sequence[int], names: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    groups: dict[str, list[int]] = {}
+    for rank in ranks:
+        groups.setdefault(names[rank], []).append(rank)
+    return tuple(tuple(group) for group in groups.values())
 
 
 def _finish(request: MPI.Request) -> None:

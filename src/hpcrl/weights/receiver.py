@@ -1,10 +1,17 @@
 """Receiving a version beside a replica: an inference rank runs one :class:`Receiver` loop, which makes all its MPI calls.
 
-    IDLE ─ publish ─▶ (fits? room?) ─ ready ─▶ OFFERED ─ go ─▶ chunks into standby, digests as they arrive
-                              └─ refused ─▶ IDLE                ├─ a digest differs ─ refused ─▶ IDLE, standby is garbage
-                                                                └─ verified ─▶ FLIPPING (worker thread: on_staged, then swap)
+    IDLE ─ publish ─▶ (fits? room?) ─ ready ─▶ OFFERED ─ go ─▶ chunks into standby, digests as they arrive ─▶ RECEIVED
+                              └─ refused ─▶ IDLE
+    RECEIVED ─ all digests taken, and manifest here ─┬─ a digest differs ─ refused ─▶ IDLE, standby is garbage
+                                                     └─ verified ─▶ FLIPPING (flip thread: on_staged, then swap)
     FLIPPING ─ flipped ─▶ IDLE          active = the new version
              └ failed ── refused ─▶ IDLE    active = the old version
+
+    first of a node ─ staged | unstaged ─▶ the node's other replicas ─ left(version) ─▶ first of the node
+
+One replica per node receives; the others flip to its copy, which stays as it is until all of them have left the older half.
+
+    digest threads    xxh3-128 of each chunk that has arrived, while the next ones travel
 
 While a flip runs (it may drain for minutes) the loop goes on: a publish that arrives then is answered when the standby half is free.
 The whole's digest is computed from the bytes received, by way of the chunks' digests (see digest.py), never taken from a message.
@@ -16,16 +23,17 @@ import enum
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hpcrl.errors import DataError, HpcrlError, InfraError
-from hpcrl.weights.digest import chunk_digest, whole_digest
+from hpcrl.weights.digest import all_done, chunk_digest, digest_threads, whole_digest
 from hpcrl.weights.manifest import Manifest
-from hpcrl.weights.mpi import Pacer, World
-from hpcrl.weights.plan import Stripe, legs_of
+from hpcrl.weights.mpi import Pacer, World, wait_until
+from hpcrl.weights.plan import Piece, legs_of
 from hpcrl.weights.staging import Staging
 from hpcrl.weights.transfer import Transfer
 
@@ -37,12 +45,13 @@ log = logging.getLogger(__name__)
 class _State(enum.Enum):
     IDLE = "idle"
     OFFERED = "offered"
+    RECEIVED = "received"
     FLIPPING = "flipping"
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds from the first posted receive to the last chunk, and the part of it spent on digests.
+    """Seconds from the first posted receive to the last chunk, and from there to the last digest.
 
     ``digest`` is the whole's, computed from the bytes that arrived.
     """
@@ -50,6 +59,18 @@ class Timings:
     transfer_s: float
     verify_s: float
     digest: str
+
+
+@dataclass(slots=True)
+class _Offer:
+    """A version on its way here: what trainer 0 said of it, and what has arrived."""
+
+    version: str
+    nbytes: int
+    pieces: tuple[Piece, ...]
+    transfer_s: float = 0.0
+    arrived: float = 0.0
+    digests: dict[int, Future[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +110,21 @@ class Receiver:
         self._on_refused = on_refused
         self._timeout_s = timeout_s
         self._grace_s = grace_s
+        node = next(node for node in world.nodes if world.rank in node)
+        self._first = node[0]
+        self._others = [rank for rank in node if rank != world.rank] if self._first == world.rank else []
+        self._flipping: set[int] = set()
+        self._flipped = False
         self._state = _State.IDLE
-        self._offer: Manifest | None = None
+        self._offer: _Offer | None = None
         self._waiting: dict[str, Any] | None = None
+        self._manifest: Manifest | None = None
+        self._unfit: tuple[str, str] | None = None
         self._active: Staged | None = None
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="weights-flip")
-        self._flip: Future[str | None] | None = None
+        self._digester = digest_threads()
+        self._flip: Future[None] | None = None
+        self._target: Staged | None = None
         self._reports: list[Future[None]] = []
 
     @property
@@ -111,130 +141,199 @@ class Receiver:
                 if received is not None:
                     pacer.progress()
                     if received[1]["type"] == "shutdown":
-                        self._finish_flip()
+                        self._finish_flips()
                         return
-                    self._take(received[1])
-                elif self._after_flip() or self._offer_waiting():
+                    self._take(*received)
+                elif self._after_flip() or self._offer_waiting() or self._verify():
                     pacer.progress()
                 else:
                     pacer.pause()
         finally:
             self._world.flush()
-            self._worker.shutdown(wait=False, cancel_futures=True)
+            for threads in (self._worker, self._digester):
+                threads.shutdown(wait=False, cancel_futures=True)
 
     # ------------------------------------------------------------ messages
 
-    def _take(self, message: dict[str, Any]) -> None:
-        if message["type"] == "publish":
-            self._waiting = message["manifest"]  # a newer publish replaces one that was never answered
-        elif message["type"] == "go":
+    def _take(self, source: int, message: dict[str, Any]) -> None:
+        kind = message["type"]
+        if kind == "publish":
+            self._waiting = message  # a newer publish replaces one that was never answered
+        elif kind == "go":
             if self._state is not _State.OFFERED or self._offer is None or self._offer.version != message["version"]:
                 raise DataError(
                     "control_message", f"go for {message['version']}, which this replica did not offer to take"
                 )
             self._receive(self._offer, message)
+        elif kind == "manifest":
+            self._manifest = Manifest.from_dict(message["manifest"])
+            if self._unfit is not None and self._unfit[0] == self._manifest.version:
+                self._tell_refused(*self._unfit)
+        elif kind == "probe":
+            self._probed(message["nbytes"])
+        elif kind == "staged":
+            timings = Timings(**message["timings"])
+            self._begin_flip(Manifest.from_dict(message["manifest"]), Path(message["path"]), timings)
+        elif kind == "unstaged":
+            self._tell_refused(message["version"], message["reason"])
+        elif kind == "left":
+            self._leave(source, message["flipped"])
         else:
-            raise DataError("control_message", f"a replica does not know {message['type']!r}")
+            raise DataError("control_message", f"a replica does not know {kind!r}")
+
+    def _probed(self, nbytes: int) -> None:
+        """Trainer 0 measures the link."""
+        request = self._world.irecv(memoryview(bytearray(nbytes)), self._world.trainers[0], 0)
+        wait_until(lambda: bool(request.Test()), lambda: False, self._timeout_s, lambda: "trainer 0 sends no probe")
+        self._reply({"type": "probed", "version": ""})
 
     def _offer_waiting(self) -> bool:
         if self._waiting is None or self._state is _State.FLIPPING:
             return False
-        data, self._waiting = self._waiting, None
+        message, self._waiting = self._waiting, None
         self._state, self._offer = _State.IDLE, None
+        version = str(message["version"])
         try:
-            manifest = Manifest.from_dict(data)
-            self._check_fits(manifest)
-            self._staging.standby(manifest.nbytes)
+            self._check_fits(message)
+            self._staging.standby(message["nbytes"])
         except HpcrlError as error:
-            self._refuse(str(data.get("version")), str(data.get("digest")), str(error))
+            self._refuse(version, str(error))
             return True
-        self._state, self._offer = _State.OFFERED, manifest
-        self._reply({"type": "ready", "version": manifest.version, "digest": manifest.digest})
+        pieces = tuple(Piece(*piece) for piece in message["pieces"])
+        self._state, self._offer = _State.OFFERED, _Offer(version, message["nbytes"], pieces)
+        self._reply({"type": "ready", "version": version})
         return True
 
-    def _check_fits(self, manifest: Manifest) -> None:
+    def _check_fits(self, offer: dict[str, Any]) -> None:
         """Raises DataError for a version of another model or tokenizer."""
-        sent = {"tokenizer": manifest.tokenizer_digest, "model configuration": manifest.model_config_digest}
+        sent = {"tokenizer": offer["tokenizer_digest"], "model configuration": offer["model_config_digest"]}
         for what, expected in self._expected.items():
             if sent[what] != expected:
                 raise DataError("incompatible", f"the {what} differs: trainer {sent[what]}, replica {expected}")
 
     def _reply(self, message: dict[str, Any]) -> None:
-        self._world.send_json(self._world.trainers[0], message)
+        self._world.send_json(self._world.trainers[:1], message)
 
-    def _refuse(self, version: str, digest: str, reason: str) -> None:
+    def _refuse(self, version: str, reason: str) -> None:
         log.warning("refused %s: %s", version, reason)
-        self._reply({"type": "refused", "version": version, "digest": digest, "reason": reason})
+        self._reply({"type": "refused", "version": version, "reason": reason})
+        if self._manifest is not None and self._manifest.version == version:
+            self._tell_refused(version, reason)
+        else:
+            self._unfit = (version, reason)  # nobody else has heard of the version before its manifest
+
+    def _tell_refused(self, version: str, reason: str) -> None:
+        """No replica of the node will have a copy of this version."""
+        self._unfit = None
+        self._world.send_json(self._others, {"type": "unstaged", "version": version, "reason": reason})
+        self._report(version, reason)
+
+    def _report(self, version: str, reason: str) -> None:
         if self._on_refused is not None:
             self._reports.append(self._worker.submit(self._on_refused, version, reason))
 
     # ------------------------------------------------------------ chunks
 
-    def _receive(self, manifest: Manifest, order: dict[str, Any]) -> None:
-        """Take all chunks into the standby half, and begin the flip when every digest is right."""
-        started, verify_s = time.monotonic(), 0.0
-        digests = [""] * len(manifest.chunks)
+    def _receive(self, offer: _Offer, order: dict[str, Any]) -> None:
+        """Take all chunks into the standby half; each is digested as soon as it is here."""
+        started = time.monotonic()
+        buffer = self._staging.standby(offer.nbytes)
 
-        def on_chunk(number: int, data: memoryview) -> None:
-            nonlocal verify_s
-            begun = time.monotonic()
-            digests[number] = chunk_digest(data)
-            verify_s += time.monotonic() - begun
+        def bytes_of(number: int) -> memoryview:
+            piece = offer.pieces[number]
+            return buffer[piece.offset : piece.offset + piece.nbytes]
 
-        shares = [Stripe(*share) for share in order["shares"]]
-        legs = legs_of(self._world.rank, shares, order["receivers"], order["algorithm"])
-        buffer = self._staging.standby(manifest.nbytes)
-        places = [(chunk.offset, chunk.nbytes) for chunk in manifest.chunks]
-        self._drive(Transfer(self._world, legs, buffer, places, self._window, on_chunk), manifest.version)
-        timings = Timings(time.monotonic() - started, verify_s, whole_digest(digests))
-        wrong = [number for number, chunk in enumerate(manifest.chunks) if digests[number] != chunk.digest]
-        if wrong or whole_digest(digests) != manifest.digest:
+        def on_piece(number: int, data: memoryview) -> None:
+            offer.digests[number] = self._digester.submit(chunk_digest, data)
+
+        legs = legs_of(self._world.rank, offer.pieces, order["receivers"], order["algorithm"])
+        transfer = Transfer(self._world, legs, bytes_of, self._window, on_piece)
+
+        def complaint() -> str:
+            return f"{offer.version} from or to {', '.join(self._world.names[rank] for rank in sorted(transfer.waits_for))}"
+
+        wait_until(lambda: transfer.done, transfer.step, self._timeout_s, complaint)
+        offer.arrived = time.monotonic()
+        offer.transfer_s = offer.arrived - started
+        self._state = _State.RECEIVED
+
+    def _verify(self) -> bool:
+        """Compare what has arrived with the manifest, and begin the flip when every digest is right."""
+        offer, manifest = self._offer, self._manifest
+        if self._state is not _State.RECEIVED or offer is None or manifest is None or manifest.version != offer.version:
+            return False
+        if not all_done(list(offer.digests.values())):
+            return False
+        digests = [offer.digests[number].result() for number in range(len(offer.pieces))]
+        timings = Timings(offer.transfer_s, time.monotonic() - offer.arrived, whole_digest(digests))
+        expected = [chunk.digest for chunk in manifest.chunks]
+        if digests != expected or timings.digest != manifest.digest:
+            wrong = [number for number, (a, b) in enumerate(zip(digests, expected, strict=False)) if a != b]
             self._state, self._offer = _State.IDLE, None
-            reason = f"corrupt: {len(wrong)} of {len(digests)} chunks have another digest, first {wrong[:1]}"
-            self._refuse(manifest.version, manifest.digest, reason)
-            return
-        self._reply({"type": "verified", "version": manifest.version, "digest": whole_digest(digests)})
-        self._state = _State.FLIPPING
-        self._flip = self._worker.submit(self._make_active, manifest, timings)
-
-    def _drive(self, transfer: Transfer, version: str) -> None:
-        pacer, deadline = Pacer(longest_s=0.001), time.monotonic() + self._timeout_s
-        while not transfer.done:
-            if transfer.step():
-                pacer.progress()
-                deadline = time.monotonic() + self._timeout_s
-            elif time.monotonic() > deadline:
-                raise InfraError("weights_stalled", f"nothing of {version} has arrived for {self._timeout_s:.0f} s")
-            else:
-                pacer.pause()
+            self._refuse(
+                manifest.version,
+                f"corrupt: {len(wrong)} of {len(digests)} chunks have another digest, first {wrong[:1]}",
+            )
+            return True
+        self._reply({"type": "verified", "version": manifest.version})
+        self._begin_flip(manifest, self._staging.standby_path, timings)
+        return True
 
     # ------------------------------------------------------------ the flip
 
-    def _make_active(self, manifest: Manifest, timings: Timings) -> str | None:
-        """Worker thread; the loop leaves the staging alone meanwhile. Returns why the flip failed, or None."""
-        path = self._staging.standby_path
-        try:
-            self._on_staged(manifest, path, timings)
-        except HpcrlError as error:
-            return str(error)
-        self._staging.swap()
-        self._active = Staged(manifest, path)
-        return None
-
-    def _finish_flip(self) -> None:
-        if self._flip is not None:
-            wait([self._flip], timeout=self._grace_s)
-            self._after_flip()
+    def _begin_flip(self, manifest: Manifest, path: Path, timings: Timings) -> None:
+        """Flip this replica in the worker thread, and the others of the node; the staging is left alone until all are done."""
+        copy = {
+            "version": manifest.version,
+            "manifest": manifest.to_dict(),
+            "path": str(path),
+            "timings": asdict(timings),
+        }
+        self._world.send_json(self._others, {"type": "staged", **copy})
+        self._flipping, self._flipped = {self._world.rank, *self._others}, False
+        self._state, self._target = _State.FLIPPING, Staged(manifest, path)
+        self._flip = self._worker.submit(self._on_staged, manifest, path, timings)
 
     def _after_flip(self) -> bool:
         """Take the outcome of a finished flip; errors that are not hpcrl's end the loop."""
         for report in [report for report in self._reports if report.done()]:
             self._reports.remove(report)
             report.result()
-        if self._flip is None or not self._flip.done() or self._offer is None:
+        if self._flip is None or not self._flip.done() or self._target is None:
             return False
-        failure, manifest = self._flip.result(), self._offer
-        self._flip, self._offer, self._state = None, None, _State.IDLE
-        if failure is not None:
-            self._refuse(manifest.version, manifest.digest, failure)
+        flip, target = self._flip, self._target
+        self._flip = self._target = None
+        try:
+            flip.result()
+        except HpcrlError as error:
+            self._reply({"type": "refused", "version": target.manifest.version, "reason": str(error)})
+            self._report(target.manifest.version, str(error))
+            self._leave(self._world.rank, flipped=False)
+        else:
+            self._active = target
+            self._leave(self._world.rank, flipped=True)
         return True
+
+    def _leave(self, rank: int, flipped: bool) -> None:
+        """A replica of the node is done with the older half; after the last one the halves change place, if anybody flipped."""
+        self._flipping.discard(rank)
+        self._flipped |= flipped
+        if self._first != self._world.rank:
+            self._world.send_json([self._first], {"type": "left", "flipped": flipped})
+            self._state = _State.IDLE
+        elif not self._flipping:
+            if self._flipped:
+                self._staging.swap()
+            self._state, self._offer = _State.IDLE, None
+
+    def _finish_flips(self) -> None:
+        """At the end: let flips under way end, the other replicas' too, whose copy is ours."""
+
+        def turn() -> bool:
+            received = self._world.poll()
+            if received is not None:
+                self._take(*received)
+            return self._after_flip() or received is not None
+
+        with suppress(InfraError):
+            wait_until(lambda: self._state is not _State.FLIPPING, turn, self._grace_s, lambda: "a flip at the end")

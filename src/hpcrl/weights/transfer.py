@@ -1,12 +1,12 @@
-"""Moving chunks along a plan: bounded receives and sends under way, every chunk passed on as soon as it has arrived.
+"""Moving pieces along a plan: bounded receives and sends under way, every piece passed on as soon as it has arrived.
 
 A :class:`Transfer` is one rank's part of one transfer, advanced by :meth:`Transfer.step` and never blocking:
 
-    own chunk      ─ window of sends ─▶ dests
-    foreign chunk  ─ window of receives ─▶ on_chunk (digest) ─▶ sends to its dests, at once
+    own piece      ─ window of sends ─▶ dests
+    foreign piece  ─ window of receives ─▶ sends to its dests, at once ─▶ on_piece (digest)
 
-Why it cannot stall: legs are taken in an order that all ranks share. Take the first chunk that some rank still lacks. All earlier ones
-are everywhere, so that rank has posted its receive; whoever holds the chunk has posted the send (an owner because its earlier sends are
+Why it cannot stall: legs are taken in an order that all ranks share. Take the first piece that some rank still lacks. All earlier ones
+are everywhere, so that rank has posted its receive; whoever holds the piece has posted the send (an owner because its earlier sends are
 done, others because they forward at once and without a bound). So some message always completes.
 """
 
@@ -31,35 +31,38 @@ class Link(Protocol):
 
 
 class Transfer:
-    """``buffer`` is the flat copy (read at owners, written at receivers); ``chunks`` are (offset, nbytes) by chunk number.
+    """``bytes_of(piece)`` is the memory of a piece by its number: read at its owner, written at receivers.
 
-    ``on_chunk(number, bytes)`` is called once for each chunk received, in order of arrival.
+    ``on_piece(number, bytes)`` is called once for each piece received, in order of arrival.
     """
 
     def __init__(
         self,
         link: Link,
         legs: Sequence[Leg],
-        buffer: memoryview,
-        chunks: Sequence[tuple[int, int]],
+        bytes_of: Callable[[int], memoryview],
         window: int,
-        on_chunk: Callable[[int, memoryview], None] | None = None,
+        on_piece: Callable[[int, memoryview], None] | None = None,
     ) -> None:
         self._link = link
         self._legs = legs
         self._next = 0
-        self._buffer = buffer
-        self._chunks = chunks
+        self._bytes = bytes_of
         self._window = max(1, window)
-        self._on_chunk = on_chunk
+        self._on_piece = on_piece
         self._unsent: list[tuple[int, int]] = []
-        self._sends: list[Any] = []
+        self._sends: list[tuple[Any, int]] = []
         self._receives: list[tuple[Any, Leg]] = []
 
     @property
     def done(self) -> bool:
         """Whether everything has been received and has left."""
         return self._next == len(self._legs) and not (self._receives or self._sends or self._unsent)
+
+    @property
+    def waits_for(self) -> set[int]:
+        """Ranks that have not yet taken or sent what is under way."""
+        return {dest for _, dest in self._sends} | {leg.source for _, leg in self._receives if leg.source is not None}
 
     def step(self) -> bool:
         """Post what may be posted, collect what has completed; False when nothing moved."""
@@ -68,25 +71,23 @@ class Transfer:
         moved |= self._collect_sends()
         return moved
 
-    def _bytes(self, chunk: int) -> memoryview:
-        offset, nbytes = self._chunks[chunk]
-        return self._buffer[offset : offset + nbytes]
+    def _send(self, piece: int, dest: int) -> None:
+        self._sends.append((self._link.isend(self._bytes(piece), dest, piece), dest))
 
     def _post(self) -> bool:
         moved = False
         while True:
             while self._unsent and len(self._sends) < self._window:
-                chunk, dest = self._unsent.pop(0)
-                self._sends.append(self._link.isend(self._bytes(chunk), dest, chunk))
+                self._send(*self._unsent.pop(0))
                 moved = True
             if self._next == len(self._legs) or self._unsent or len(self._receives) >= self._window:
                 return moved
             leg = self._legs[self._next]
             self._next += 1
             if leg.source is None:
-                self._unsent = [(leg.chunk, dest) for dest in leg.dests]
+                self._unsent = [(leg.piece, dest) for dest in leg.dests]
             else:
-                self._receives.append((self._link.irecv(self._bytes(leg.chunk), leg.source, leg.chunk), leg))
+                self._receives.append((self._link.irecv(self._bytes(leg.piece), leg.source, leg.piece), leg))
                 moved = True
 
     def _collect_receives(self) -> bool:
@@ -95,17 +96,16 @@ class Transfer:
         finished = set(self._link.completed([request for request, _ in self._receives]))
         for index in sorted(finished):
             leg = self._receives[index][1]
-            data = self._bytes(leg.chunk)
             for dest in leg.dests:
-                self._sends.append(self._link.isend(data, dest, leg.chunk))
-            if self._on_chunk is not None:
-                self._on_chunk(leg.chunk, data)
+                self._send(leg.piece, dest)
+            if self._on_piece is not None:
+                self._on_piece(leg.piece, self._bytes(leg.piece))
         self._receives = [pair for index, pair in enumerate(self._receives) if index not in finished]
         return bool(finished)
 
     def _collect_sends(self) -> bool:
         if not self._sends:
             return False
-        finished = set(self._link.completed(self._sends))
-        self._sends = [request for index, request in enumerate(self._sends) if index not in finished]
+        finished = set(self._link.completed([request for request, _ in self._sends]))
+        self._sends = [pair for index, pair in enumerate(self._sends) if index not in finished]
         return bool(finished)

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from hpcrl.errors import UserError
+from hpcrl.weights.plan import cut_spans
 from hpcrl.weights.snapshot import Snapshot, model_tensors
 
 
@@ -58,11 +59,25 @@ def test_strides_empty_tensors_and_integers() -> None:
     assert bytes(snapshot.view[24:64]) == bytes(40)
 
 
-def test_only_the_owned_range_is_copied() -> None:
-    tensors = {f"layers.{i}.w": torch.full((16,), float(i + 1)) for i in range(4)}
-    snapshot = Snapshot(lambda: tensors.items())
-    snapshot.capture(70, 129)
-    assert [read(snapshot, name)[0].item() for name in tensors] == [0.0, 2.0, 3.0, 0.0]
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_the_parts_of_all_ranks_are_the_whole(count: int) -> None:
+    tensors = {
+        "a": torch.arange(130.0).view(10, 13).t(),
+        "layers.0.none": torch.empty(0, 5),
+        "layers.0.w": torch.arange(11, dtype=torch.int8).view(1, 11, 1),
+        "layers.1.w": torch.arange(40.0).bfloat16().view(5, 8),
+        "scalar": torch.tensor(2.5, dtype=torch.float64),
+        "z": torch.empty(3, 0),
+    }
+    whole = Snapshot(lambda: tensors.items())
+    whole.capture()
+    parts = [Snapshot(lambda: tensors.items(), index=index, count=count) for index in range(count)]
+    for part in parts:
+        part.capture()
+    pieces = cut_spans({index: part.spans for index, part in enumerate(parts)}, whole.layout.nbytes, 7)
+    flat = b"".join(bytes(parts[piece.sender].piece(piece.offset, piece.nbytes)) for piece in pieces)
+    assert flat == bytes(whole.view)
+    assert sum(len(part.view) for part in parts) <= len(whole.view) + 64 * count  # a rank's buffer holds its part only
 
 
 def test_a_changed_model_is_refused() -> None:

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcrl.weights.manifest import cut
-from hpcrl.weights.plan import Algorithm, legs_of, stripes
+from hpcrl.weights.plan import Algorithm, cut_spans, legs_of
 from hpcrl.weights.transfer import Transfer
 
 
@@ -74,7 +73,7 @@ class FakeLink:
     chunk_bytes=st.integers(7, 60),
     senders=st.integers(1, 4),
     receivers=st.integers(1, 5),
-    algorithm=st.sampled_from(["star", "chain"]),
+    algorithm=st.sampled_from(["star", "chain", "striped"]),
     window=st.integers(1, 3),
     seed=st.integers(0, 9999),
 )
@@ -83,8 +82,9 @@ def test_all_bytes_arrive_and_nothing_stalls(
 ) -> None:
     rng = random.Random(seed)
     data = rng.randbytes(nbytes)
-    chunks = cut(nbytes, chunk_bytes)
-    shares = stripes(len(chunks), range(senders))
+    ends = [nbytes * index // senders for index in range(senders + 1)]
+    spans = {index: [(ends[index], ends[index + 1] - ends[index])] for index in range(senders)}
+    pieces = cut_spans(spans, nbytes, chunk_bytes)
     ranks = list(range(senders, senders + receivers))
     network = Network()
     arrived: dict[int, list[int]] = {rank: [] for rank in ranks}
@@ -92,28 +92,32 @@ def test_all_bytes_arrive_and_nothing_stalls(
 
     def transfer(rank: int) -> Transfer:
         def on_chunk(number: int, chunk: memoryview) -> None:
-            offset, size = chunks[number]
-            assert bytes(chunk) == data[offset : offset + size]
+            piece = pieces[number]
+            assert bytes(chunk) == data[piece.offset : piece.offset + piece.nbytes]
             arrived[rank].append(number)
 
-        legs = legs_of(rank, shares, ranks, algorithm)
-        return Transfer(FakeLink(network, rank), legs, memoryview(buffers[rank]), chunks, window, on_chunk)
+        def bytes_of(number: int) -> memoryview:
+            piece = pieces[number]
+            return memoryview(buffers[rank])[piece.offset : piece.offset + piece.nbytes]
+
+        legs = legs_of(rank, pieces, ranks, algorithm)
+        return Transfer(FakeLink(network, rank), legs, bytes_of, window, on_chunk)
 
     transfers = [transfer(rank) for rank in range(senders + receivers)]
     while not all(t.done for t in transfers):
         moved = [t.step() for t in rng.sample(transfers, len(transfers))]
         assert network.deliver_one(rng) or any(moved), "stalled"
     assert all(bytes(buffer) == data for buffer in buffers)
-    assert all(sorted(numbers) == list(range(len(chunks))) for numbers in arrived.values())
+    assert all(sorted(numbers) == list(range(len(pieces))) for numbers in arrived.values())
     assert network.most_receives <= window
 
 
 @pytest.mark.parametrize("window", [1, 4])
 def test_a_sender_keeps_a_bounded_number_of_messages_under_way(window: int) -> None:
-    network = Network()
-    chunks = cut(100, 10)
-    legs = legs_of(0, stripes(10, [0]), [1, 2], "star")
-    sender = Transfer(FakeLink(network, 0), legs, memoryview(bytearray(100)), chunks, window)
+    network, buffer = Network(), memoryview(bytearray(100))
+    legs = legs_of(0, cut_spans({0: [(0, 100)]}, 100, 10), [1, 2], "star")
+    sender = Transfer(FakeLink(network, 0), legs, lambda number: buffer[10 * number : 10 * number + 10], window)
     for _ in range(5):
         sender.step()
     assert len(network.sends) == window and not sender.done
+    assert sender.waits_for <= {1, 2} and sender.waits_for

@@ -1,0 +1,107 @@
+"""The engine of the benchmark: the real vLLM child with the real plugin, and a client that streams tokens from it.
+
+caller's thread   start, flip, reload_file          event-loop thread   VllmServer
+client thread     one stream of tokens after the other, the time of each; a stream that a pause aborts begins anew
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+
+from hpcrl.config.load import parse_config
+from hpcrl.inference.command import SERVED_MODEL
+from hpcrl.inference.supervisor import Flipped, VllmServer
+
+__all__ = ["Engine", "longest_gap"]
+
+T = TypeVar("T")
+
+_TOKENS = 512
+"""Length of one stream; the model's context is twice that."""
+_START_S = 600.0
+
+
+class Engine:
+    """One vLLM server that serves the model directory ``model`` as version 0.0. Use as a context manager."""
+
+    def __init__(self, model: Path, dtype: str, log: Path) -> None:
+        config = parse_config(
+            {
+                "model": {"path": str(model), "dtype": dtype},
+                "tasks": {"train": "none"},
+                "rollout": {"context_tokens": 2 * _TOKENS, "max_tokens": _TOKENS},
+                "inference": {"enforce_eager": True, "kv_cache_gib": 0.5, "max_num_seqs": 4},
+            }
+        )
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="engine", daemon=True).start()
+        self._server = VllmServer(config, model, "0.0", log)
+
+    def __enter__(self) -> Engine:
+        self._await(self._server.start())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._await(self._server.stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def flip(self, manifest: Path, staging: Path) -> Flipped:
+        """Load a staged version, as a replica does."""
+        return self._await(self._server.flip(manifest, staging))
+
+    def reload_file(self, directory: Path, fetch: Callable[[], None]) -> None:
+        """The file baseline: pause, get the file, vLLM's own reload from ``directory``, resume."""
+        with httpx.Client(base_url=self._server.base_url, timeout=_START_S, trust_env=False) as control:
+            control.post("/pause?mode=abort&clear_cache=true").raise_for_status()
+            fetch()
+            reload: dict[str, Any] = {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}}
+            control.post("/collective_rpc", json=reload).raise_for_status()
+            control.post("/resume").raise_for_status()
+
+    @contextlib.contextmanager
+    def client(self) -> Iterator[list[float]]:
+        """A client streams tokens inside the block; yields the list of their monotonic times, complete after the block."""
+        stop, times = threading.Event(), list[float]()
+        thread = threading.Thread(target=self._stream, args=(stop, times), name="client")
+        thread.start()
+        try:
+            _await_tokens(times, 3)
+            yield times
+            _await_tokens(times, len(times) + 3)
+        finally:
+            stop.set()
+            thread.join()
+
+    def _stream(self, stop: threading.Event, times: list[float]) -> None:
+        body = {"model": SERVED_MODEL, "prompt": [1], "max_tokens": _TOKENS, "stream": True, "ignore_eos": True}
+        with httpx.Client(base_url=self._server.base_url, timeout=_START_S, trust_env=False) as http:
+            while not stop.is_set():
+                with http.stream("POST", "/v1/completions", json=body) as response:
+                    for line in response.iter_lines():
+                        if line.startswith("data: {") and '"finish_reason":"abort"' not in line:
+                            times.append(time.monotonic())
+                        if stop.is_set():
+                            break
+
+    def _await(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+def longest_gap(times: list[float]) -> float:
+    """The longest time between two tokens, seconds."""
+    return max((after - before for before, after in itertools.pairwise(times)), default=0.0)
+
+
+def _await_tokens(times: list[float], count: int) -> None:
+    deadline = time.monotonic() + _START_S
+    while len(times) < count and time.monotonic() < deadline:
+        time.sleep(0.005)
