@@ -180,7 +180,8 @@ class _Display:
         except (HpcrlError, OSError):
             return
         if status is None:
-            self._say("waiting for the job to start", "waiting for the job to start")
+            line = "waiting for the job to start" if self._task is None else "the coordinator does not answer (ending or restarting)"
+            self._say(line, line)
             return
         total = load_config(self._run.config).trainer.steps
         if self._task is None:
