@@ -83,7 +83,7 @@ def main() -> None:
             staging = stack.enter_context(Staging("bench", f"replica{rank}"))
             receiver = ReceiverSide(plan, directory, world, wire, staging, nbytes)
             stack.callback(receiver.close)
-            if rank == plan.senders:
+            if plan.engine and rank == plan.senders:
                 engine = Engine(Path(plan.model), plan.dtype, directory / "vllm.log")
                 receiver.engine = stack.enter_context(engine)
             side = receiver

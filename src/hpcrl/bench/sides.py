@@ -55,6 +55,7 @@ class Plan:
     algorithm: Literal["auto", "star", "chain"]
     repeats: int
     limited: bool
+    engine: bool
 
     @property
     def fixed(self) -> Algorithm | None:

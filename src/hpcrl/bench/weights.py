@@ -6,6 +6,7 @@ this process   cluster up ─ links limited ─ model written ─ srun ranks.py 
 from __future__ import annotations
 
 import json
+import signal
 import statistics
 import subprocess
 import sys
@@ -33,7 +34,9 @@ _PREFIXES = "source", "target"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsBench:
-    """One measurement. ``link`` is a rate in tc's notation ("1gbit") or "none"; ``model`` replaces the generated one of ``nbytes``."""
+    """One measurement. ``link`` is a rate in tc's notation ("1gbit") or "none"; ``model`` replaces the generated one of ``nbytes``.
+    Without ``engine`` only the way of the bytes is measured.
+    """
 
     nbytes: int
     dtype: str
@@ -44,10 +47,12 @@ class WeightsBench:
     repeats: int
     cluster: str
     model: Path | None = None
+    engine: bool = True
 
     def run(self, progress: Callable[[str], None]) -> dict[str, Any]:
         """Measure; returns the result (see :func:`summarise`). Raises UserError, EnvironmentFault, InfraError."""
         self._check()
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the cluster must not stay behind
         _BASE.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=_BASE) as name, self._cluster(progress) as cluster:
             directory = Path(name)
@@ -111,6 +116,7 @@ class WeightsBench:
             "algorithm": self.algorithm,
             "repeats": self.repeats,
             "limited": self.link != "none",
+            "engine": self.engine,
         }
         (directory / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
 
@@ -129,11 +135,11 @@ class WeightsBench:
             raise InfraError("bench", f"the ranks ended with exit code {done.returncode}; their output is above")
 
 
-def summarise(ranks: list[Rows], senders: int) -> dict[str, float]:
+def summarise(ranks: list[Rows], senders: int) -> dict[str, float | None]:
     """Medians over the rounds after the first. A phase's time is that of the slowest rank that takes part in it.
 
     ``total_s`` runs from the call of publish to the last flip, ``rss_growth`` is the largest relative growth of a rank from the first
-    counted round to the last.
+    counted round to the last. What needs an engine is None without one.
     """
     lead, serving = ranks[0], ranks[senders]
     counted = range(1, len(lead))
@@ -144,16 +150,20 @@ def summarise(ranks: list[Rows], senders: int) -> dict[str, float]:
     def slowest(key: str) -> float:
         return median(lambda number: max(rows[number][key] for rows in ranks[:senders]))
 
+    def served(key: str) -> float | None:
+        return median(lambda number: serving[number][key]) if key in serving[0] else None
+
+    paused = served("file_pause_s")
     return {
         "raw_s": median(lambda n: lead[n]["raw"]),
         "transfer_verify_s": median(lambda n: lead[n]["transfer_verify_s"]),
         "total_s": median(lambda n: max(rows[n]["flipped"] for rows in ranks[senders:]) - lead[n]["began"]),
-        "pause_s": median(lambda n: serving[n]["pause_s"]),
-        "load_only_s": median(lambda n: serving[n]["load_only_s"]),
+        "pause_s": served("pause_s"),
+        "load_only_s": served("load_only_s"),
         "snapshot_s": slowest("snapshot_s"),
         "blocked_s": slowest("blocked_s"),
         "gloo_s": median(lambda n: lead[n]["gloo"]),
-        "file_total_s": median(lambda n: lead[n]["write"] + lead[n]["read"]),
-        "file_pause_s": median(lambda n: serving[n]["file_pause_s"]),
+        "file_total_s": None if paused is None else median(lambda n: lead[n]["write"] + lead[n]["read"]),
+        "file_pause_s": paused,
         "rss_growth": round(max(rows[-1]["rss"] / rows[1]["rss"] - 1 for rows in ranks), 4),
     }

@@ -24,6 +24,7 @@ def weights(
     algo: Annotated[str, typer.Option(help="auto, star or chain.")] = "auto",
     repeat: Annotated[int, typer.Option(help="Counted rounds, after one to warm up.")] = 5,
     model: Annotated[Path | None, typer.Option(help="Publish this model directory instead of one of --size.")] = None,
+    engine: Annotated[bool, typer.Option(help="Serve, stream and flip; without it only the way of the bytes.")] = True,
     name: Annotated[str, typer.Option(help="Name of the development cluster that is started for it.")] = "hpcrl-bench",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON line on stdout.")] = False,
 ) -> None:
@@ -41,6 +42,7 @@ def weights(
         repeats=repeat,
         cluster=name,
         model=model,
+        engine=engine,
     )
     result = bench.run(lambda line: print(line, file=sys.stderr, flush=True))
     if as_json:

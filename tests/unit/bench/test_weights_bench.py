@@ -52,6 +52,15 @@ def test_medians_leave_out_the_first_round_and_take_the_slowest_rank() -> None:
     assert result["rss_growth"] == round(130 / 101 - 1, 4)
 
 
+def test_without_an_engine_its_measures_are_none() -> None:
+    row = {"raw": 1.0, "transfer_verify_s": 1.0, "began": 0.0, "snapshot_s": 1.0, "blocked_s": 1.0, "gloo": 1.0}
+    row |= {"write": 1.0, "read": 1.0, "rss": 1.0, "flipped": 2.0}
+    result = summarise([[row, row], [row, row]], senders=1)
+    assert [key for key, value in result.items() if value is None] == [
+        *("pause_s", "load_only_s", "file_total_s", "file_pause_s")
+    ]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
