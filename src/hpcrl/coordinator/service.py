@@ -90,6 +90,8 @@ class Topics:
             waiting = self._waiting.get(topic)
             while waiting:
                 future, _ = waiting.popitem(last=False)
+                if future.done():  # cancelled, and about to leave
+                    continue
                 future.set_result(None)
                 if topic in self.PASSED_ON:
                     break
@@ -102,7 +104,8 @@ class Topics:
     def wake_all(self) -> None:
         for waiting in self._waiting.values():
             for future in waiting:
-                future.set_result(None)
+                if not future.done():
+                    future.set_result(None)
         self._waiting.clear()
 
     async def wait(self, topic: str, timeout: float) -> bool:

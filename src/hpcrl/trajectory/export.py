@@ -18,6 +18,7 @@ from hpcrl.trajectory.schema import SPAN_COLUMNS, Trajectory
 __all__ = ["export_trajectories"]
 
 Source = Iterable[tuple[Path, int, Trajectory]]
+_SPANS = {f"span_{name}": "int32" for name in SPAN_COLUMNS}
 _ROWS = 256
 """Trajectories per Parquet row group, and at once in memory."""
 
@@ -55,17 +56,17 @@ def _parquet(source: Source, path: Path) -> int:
         import pyarrow.parquet
     except ImportError as error:
         raise EnvironmentFault("Parquet needs pyarrow: pip install pyarrow, or export to .jsonl") from error
-    count, writer = 0, None
-    for rows in _chunks(source):
-        columns = {name: [row[name] for row in rows] for name in rows[0]}
-        table = pyarrow.table(columns) if writer is None else pyarrow.table(columns, schema=writer.schema)
-        if writer is None:
-            writer = pyarrow.parquet.ParquetWriter(path, table.schema)
-        writer.write_table(table)
-        count += len(rows)
-    if writer is None:
-        raise UserError("nothing to export: there is no trajectory")
-    writer.close()
+    lists = {"token_ids": "int32", "logprobs": "float32", "loss_mask": "uint8", "segments": "int32", **_SPANS}
+    numbers = {"row": "int32", "reward": "float64", "first_token_at": "float64"}
+    names = ["shard", "row", *(name for name in Trajectory.__dataclass_fields__ if name != "spans"), *_SPANS]
+    types = {name: pyarrow.list_(getattr(pyarrow, kind)()) for name, kind in lists.items()}
+    types |= {name: getattr(pyarrow, kind)() for name, kind in numbers.items()}
+    schema = pyarrow.schema([(name, types.get(name, pyarrow.string())) for name in names])
+    count = 0
+    with pyarrow.parquet.ParquetWriter(path, schema) as writer:
+        for rows in _chunks(source):
+            writer.write_table(pyarrow.Table.from_pylist(rows, schema=schema))
+            count += len(rows)
     return count
 
 
@@ -78,9 +79,8 @@ def _chunks(source: Source) -> Iterator[list[dict[str, Any]]]:
 def _flat(shard: Path, row: int, trajectory: Trajectory) -> dict[str, Any]:
     values = _plain(trajectory)
     spans = values.pop("spans")
-    for index, name in enumerate(SPAN_COLUMNS):
-        values[f"span_{name}"] = [span[index] for span in spans]
+    for index, name in enumerate(_SPANS):
+        values[name] = [span[index] for span in spans]
     for name in ("rewards", "timings", "requests", "messages"):
         values[name] = json.dumps(values[name])
-    values["policy_failure"] = values["policy_failure"] or ""
     return {"shard": shard.name, "row": row, **values}

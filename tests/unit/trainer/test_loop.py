@@ -81,7 +81,7 @@ def test_a_row_that_is_not_what_was_reported_is_refused(tmp_path: Path) -> None:
     first = data["groups"][0]["trajectories"]
     first[0]["row"], first[1]["row"] = first[1]["row"], first[0]["row"]
     config = config_for(tmp_path / "model", steps=1, normalize_advantages=False)
-    with pytest.raises(DataError, match=r"wrong_row: shards/w0-00000\.h5 row"):
+    with pytest.raises(DataError, match=r"wrong_row: shards/w0-00000\.[0-9a-f]{32}\.h5 row"):
         worlds.train(tmp_path, ALONE, config, {0: m.Batch.model_validate(data)})
 
 
@@ -134,6 +134,16 @@ def test_shuffled_rewards_change_advantages_but_not_the_reported_rewards() -> No
     assert plain.rewards == mixed.rewards
     assert plain.advantages != mixed.advantages
     assert mixed.advantages == plan_step(batch, shuffle_rewards=True, **options).advantages
+
+
+def test_latecomers_are_judged_with_their_whole_group_of_which_nothing_is_trained_twice() -> None:
+    whole, late = batch_of([[1, 0, 0, 1, 1]]), batch_of([[1, 1]])
+    assert late.groups is not None
+    late = late.model_copy(update={"groups": [late.groups[0].model_copy(update={"baseline": [1.0, 0.0, 0.0]})]})
+    options: dict[str, Any] = {"world": 1, "minibatches": 1, "normalize": True, "shuffle_rewards": False, "seed": 1}
+    expected, got = plan_step(whole, **options), plan_step(late, **options)
+    assert got.advantages == expected.advantages[3:]
+    assert len(got.refs) == 2 and got.rewards == [1.0, 1.0]
 
 
 def test_a_batch_without_variance_makes_no_update_and_a_readable_line() -> None:
