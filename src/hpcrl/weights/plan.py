@@ -8,8 +8,8 @@ together with windows of at least one message this rules out deadlock: the first
     chain     senders → r0 → r1 → …, pipelined                                M/B + (R−1)(α + c/B): every link carries M, whatever R is
     striped   a chain per sender, each beginning at another receiver          the same, and no receiver takes all first hops
 
-M bytes, S senders, R receivers (one per node; replicas of a node share its copy), links of B bytes/s in each direction, α seconds per
-hop, chunks of c bytes. ``docs/scaling-weights.md`` fits the formulas to measurements.
+M bytes, S sending nodes, R receivers (one per node; replicas of a node share its copy), links of B bytes/s in each direction, α
+seconds per hop, chunks of c bytes. ``docs/scaling-weights.md`` fits the formulas to measurements.
 """
 
 from __future__ import annotations

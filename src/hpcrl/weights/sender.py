@@ -206,7 +206,7 @@ class Publisher:
         outgoing = self._outgoing(chunk_bytes)
 
         def algorithm(receivers: int) -> Algorithm:
-            senders = len(self._world.trainers)
+            senders = len({self._world.names[rank] for rank in self._world.trainers})  # ranks of a node share its link
             return self._algorithm or choose(self._nbytes, chunk_bytes, senders, receivers, link)
 
         manifest, books = self._lead.publish(job.version, outgoing, algorithm)
