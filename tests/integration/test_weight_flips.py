@@ -24,7 +24,7 @@ from hpcrl.protocol.messages import Sampling
 from hpcrl.protocol.record import AttemptRecord
 from hpcrl.protocol.version import PolicyVersion
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(3000)]
 
 Samples = list[tuple[list[int], list[float]]]
 
@@ -49,7 +49,7 @@ async def made(model: Path, version: str, folder: Path, **weights: Any) -> Repli
         model=ModelSection(path=str(model)),
         tasks=TasksSection(train="unused"),
         rollout=RolloutSection(context_tokens=512, max_tokens=160),
-        inference=InferenceSection(enforce_eager=True, kv_cache_gib=0.25, start_timeout_s=900, request_timeout_s=300),
+        inference=InferenceSection(enforce_eager=True, kv_cache_gib=0.25, start_timeout_s=1400, request_timeout_s=300),
         weights=WeightsSection(**weights),
     )
     return Replica(config, secret=SECRET, replica_id="r0", model=model, initial_version=version, log_dir=folder)
