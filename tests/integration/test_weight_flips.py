@@ -121,15 +121,18 @@ def test_a_flipped_engine_of_an_untied_model_answers_as_a_fresh_one(loop: Loop, 
     old, new = (save_model(tmp_path / f"{seed}", seed, tied=False) for seed in (0, 1))
 
     async def answers(model: Path, target: Path | None) -> Samples:
-        replica = await made(model, "0.0", tmp_path)
+        replica = await made(model, "0.0", model)
         try:
             fresh = await started(replica)
             return fresh if target is None else await flipped_samples(replica, target, "0.1", tmp_path)
         finally:
             await replica.stop()
 
-    expected = loop.run(answers(new, None))
-    check_equal(loop.run(answers(old, new)), expected)
+    async def both() -> tuple[Samples, Samples]:
+        return await asyncio.gather(answers(new, None), answers(old, new))
+
+    expected, found = loop.run(both())
+    check_equal(found, expected)
 
 
 def test_a_head_that_stays_old_is_caught_and_the_replica_serves_the_old_version_again(
