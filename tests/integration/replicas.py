@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,7 +32,7 @@ class Loop:
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(1400)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(2900)
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -98,12 +99,18 @@ class Client:
         return AttemptRecord.model_validate(body)
 
 
+@lru_cache(maxsize=8)
+def _loaded(model: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(model)
+
+
 def forward_logprobs(model: Path, token_ids: list[int]) -> list[float]:
     """log p(token | tokens before) by transformers; 0.0 for the first."""
     import torch
-    from transformers import AutoModelForCausalLM
 
     with torch.no_grad():
-        logits = AutoModelForCausalLM.from_pretrained(model)(torch.tensor([token_ids])).logits[0]
+        logits = _loaded(model)(torch.tensor([token_ids])).logits[0]
     logprobs = torch.log_softmax(logits.float(), -1)
     return [0.0, *(logprobs[i, token].item() for i, token in enumerate(token_ids[1:]))]

@@ -24,7 +24,7 @@ from hpcrl.protocol.messages import Sampling
 from hpcrl.protocol.record import AttemptRecord
 from hpcrl.protocol.version import PolicyVersion
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(3000)]
 
 Samples = list[tuple[list[int], list[float]]]
 
@@ -49,7 +49,7 @@ async def made(model: Path, version: str, folder: Path, **weights: Any) -> Repli
         model=ModelSection(path=str(model)),
         tasks=TasksSection(train="unused"),
         rollout=RolloutSection(context_tokens=512, max_tokens=160),
-        inference=InferenceSection(enforce_eager=True, kv_cache_gib=0.25, start_timeout_s=900, request_timeout_s=300),
+        inference=InferenceSection(enforce_eager=True, kv_cache_gib=0.25, start_timeout_s=1400, request_timeout_s=300),
         weights=WeightsSection(**weights),
     )
     return Replica(config, secret=SECRET, replica_id="r0", model=model, initial_version=version, log_dir=folder)
@@ -121,15 +121,18 @@ def test_a_flipped_engine_of_an_untied_model_answers_as_a_fresh_one(loop: Loop, 
     old, new = (save_model(tmp_path / f"{seed}", seed, tied=False) for seed in (0, 1))
 
     async def answers(model: Path, target: Path | None) -> Samples:
-        replica = await made(model, "0.0", tmp_path)
+        replica = await made(model, "0.0", model)
         try:
             fresh = await started(replica)
             return fresh if target is None else await flipped_samples(replica, target, "0.1", tmp_path)
         finally:
             await replica.stop()
 
-    expected = loop.run(answers(new, None))
-    check_equal(loop.run(answers(old, new)), expected)
+    async def both() -> tuple[Samples, Samples]:
+        return await asyncio.gather(answers(new, None), answers(old, new))
+
+    expected, found = loop.run(both())
+    check_equal(found, expected)
 
 
 def test_a_head_that_stays_old_is_caught_and_the_replica_serves_the_old_version_again(

@@ -4,7 +4,7 @@ Where a tensor goes is the loaders' business (fused q/k/v, tensor-parallel slice
 not guessed:
 
     reload   Watch: each copy of staged bytes into a parameter ─▶ Piece (module, parameter, place in it, staged bytes)
-    after    held() looks at the module as it is then:
+    after    Watch.check looks at each parameter as it is then:
                readable parameter          the bytes at every piece's place
                alias (a tied output head)  the same storage, so the same bytes; its packed copy is looked at on its own
                packed by a CPU kernel      made during this reload, and unit vectors give back columns of the weight
@@ -27,9 +27,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hpcrl.errors import DataError
 from hpcrl.weights.vllm_engine import StagedWeights
 
-__all__ = ["DIFFERS", "Held", "Watch", "packed_kernels"]
+__all__ = ["Held", "Watch", "packed_kernels"]
 
-DIFFERS = "held_weights"
+_DIFFERS = "held_weights"
 """Reason of a version that was loaded but is not what the model holds."""
 
 _PLAIN = frozenset({"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"})
@@ -193,7 +193,7 @@ class Watch(TorchDispatchMode):
             result.packed += 1
 
     def _wrong(self, what: str) -> DataError:
-        return DataError(DIFFERS, f"after loading version {self._staged.manifest.version} {what}")
+        return DataError(_DIFFERS, f"after loading version {self._staged.manifest.version} {what}")
 
 
 def packed_kernels(model: torch.nn.Module) -> dict[torch.nn.Module, Kernel]:
