@@ -22,7 +22,7 @@ from hpcrl.protocol.rundir import RunDir, publish_text
 
 __all__ = ["GROUPS_PER_STEP", "GROUP_SIZE", "LEASE_S", "ROLES", "Stack"]
 
-GROUP_SIZE, GROUPS_PER_STEP, LEASE_S = 3, 2, 6.0
+GROUP_SIZE, GROUPS_PER_STEP, LEASE_S = 3, 2, 15.0
 TASKS = 5
 ROLES = ("worker-0", "worker-1", "scorer-0", "coordinator", "trainer")
 
