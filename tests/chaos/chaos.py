@@ -25,7 +25,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 
 from fake_replica import FakeReplica, Messages
-from stack import GROUP_SIZE, GROUPS_PER_STEP, LEASE_S, ROLES, Stack
+from stack import GROUP_SIZE, GROUPS_PER_STEP, ROLES, Stack
 
 from hpcrl.coordinator.check import check_database
 from hpcrl.coordinator.database import open_for_reading
@@ -90,7 +90,7 @@ class Chaos:
         process = self.stack.processes[role]
         if process.poll() is None and role not in self.paused:
             process.send_signal(signal.SIGSTOP)
-            self.paused[role] = time.monotonic() + 1.5 * LEASE_S
+            self.paused[role] = time.monotonic() + 1.5 * self.stack.lease_s
             self.done["pauses past the lease"] += 1
 
     def wake(self, everybody: bool = False) -> None:
@@ -105,11 +105,8 @@ class Chaos:
         return sum(count for kind, count in self.done.items() if kind.startswith("kill"))
 
 
-def play(
-    folder: Path, steps: int, backend: str, chance: random.Random | None, until: float
-) -> tuple[Stack, Chaos | None, list[str]]:
+def play(stack: Stack, chance: random.Random | None, until: float) -> tuple[Chaos | None, list[str]]:
     """One run to its end; chaos, if any, stops at ``until``. Returns what was wrong so far."""
-    stack = Stack(folder, steps, backend=backend)
     chaos = None if chance is None else Chaos(stack, chance)
     problems: list[str] = []
     with FakeReplica(stack.run.secret(), "r0", agent) as replica:
@@ -131,7 +128,7 @@ def play(
             chaos.wake(everybody=True)
         left = stack.close()
     problems += [f"left behind: {name}" for name in left] + stack.deaths
-    return stack, chaos, problems
+    return chaos, problems
 
 
 def balance(stack: Stack) -> tuple[Counter[tuple[str, ...]], list[str]]:
@@ -153,12 +150,14 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=12, help="training steps of each run")
+    parser.add_argument("--lease", type=float, default=6.0, help="seconds; more on a machine that others use")
     parser.add_argument("--backend", choices=("process", "apptainer"), default="process")
     given = parser.parse_args()
     chance = random.Random(given.seed)
     root = Path(tempfile.mkdtemp(prefix="hpcrl-chaos-"))
     until = time.monotonic() + 60 * given.minutes
-    stack, _, problems = play(root / "unbroken", given.steps, given.backend, None, until)
+    stack = Stack(root / "unbroken", given.steps, backend=given.backend, lease_s=given.lease)
+    _, problems = play(stack, None, until)
     unbroken, more = balance(stack)
     problems += more
     print(f"unbroken run: {unbroken.total()} trajectories trained", flush=True)
@@ -168,7 +167,8 @@ def main() -> int:
     number = 0
     while not problems and time.monotonic() < until:
         number += 1
-        stack, chaos, problems = play(root / f"round-{number}", given.steps, given.backend, chance, until)
+        stack = Stack(root / f"round-{number}", given.steps, backend=given.backend, lease_s=given.lease)
+        chaos, problems = play(stack, chance, until)
         if chaos is None or problems:
             break
         trained, problems = balance(stack)

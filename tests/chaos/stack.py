@@ -20,9 +20,9 @@ from hpcrl.protocol import messages as m
 from hpcrl.protocol.keys import new_secret
 from hpcrl.protocol.rundir import RunDir, publish_text
 
-__all__ = ["GROUPS_PER_STEP", "GROUP_SIZE", "LEASE_S", "ROLES", "Stack"]
+__all__ = ["GROUPS_PER_STEP", "GROUP_SIZE", "ROLES", "Stack"]
 
-GROUP_SIZE, GROUPS_PER_STEP, LEASE_S = 3, 2, 6.0
+GROUP_SIZE, GROUPS_PER_STEP = 3, 2
 TASKS = 5
 ROLES = ("worker-0", "worker-1", "scorer-0", "coordinator", "trainer")
 
@@ -48,6 +48,7 @@ class Stack:
     steps: int
     replica_url: str = ""
     backend: str = "process"
+    lease_s: float = 6.0
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     killed: set[int] = field(default_factory=set)
     deaths: list[str] = field(default_factory=list)
@@ -65,14 +66,14 @@ class Stack:
             "trainer": {"groups_per_step": GROUPS_PER_STEP, "steps": self.steps},
             "sandbox": {"backend": self.backend},
             "coordinator": {
-                "lease_s": LEASE_S,
+                "lease_s": self.lease_s,
                 "heartbeat_s": 0.5,
                 "infra_retries": 10_000,
                 "data_retries": 10_000,
                 "redraws": 10_000,
             },
             "worker": {"concurrency": 6, "seal_every": 3, "seal_after_s": 0.2},
-            "scoring": {"concurrency": 4, "lease_s": 2 * LEASE_S},
+            "scoring": {"concurrency": 4, "lease_s": 2 * self.lease_s},
             "inference": {"request_timeout_s": 20.0},
         }
         publish_text(self.run.config, dump_config(parse_config(config)))

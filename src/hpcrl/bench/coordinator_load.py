@@ -20,7 +20,7 @@ __all__ = ["Load", "Measured", "heartbeats"]
 
 WORKERS = 48
 SCORERS = 15
-_WARM_ROLLOUTS = 1024
+_WARM_ROLLOUTS = _LEAST_ROLLOUTS = 512
 
 
 @dataclass(slots=True)
@@ -74,7 +74,9 @@ class Load:
         await trainer.close()
 
     async def drive(self, seconds: float, size: int, cpu_s: Callable[[], float], rate: float | None = None) -> Measured:
-        """Load with calls of ``size`` items for ``seconds`` after the first batches; what is under way then is finished.
+        """Load with calls of ``size`` items for ``seconds`` after the first batches, longer where nothing was consumed by then.
+
+        What is under way at the end is finished.
 
         ``cpu_s``: CPU seconds of the coordinator so far. ``rate``: rollouts leased per second; None: as fast as answers come.
         """
@@ -87,7 +89,8 @@ class Load:
         while self._consumed < before + _WARM_ROLLOUTS:
             await asyncio.sleep(0.05)
         consumed, started, self._leases, cpu = self._consumed, time.monotonic(), [], cpu_s()
-        await asyncio.sleep(seconds)
+        while time.monotonic() < started + seconds or self._consumed < consumed + _LEAST_ROLLOUTS:
+            await asyncio.sleep(0.05)
         measured = Measured(time.monotonic() - started, self._consumed - consumed, self._leases, cpu_s() - cpu)
         self._stop = True
         await asyncio.gather(*workers)

@@ -173,7 +173,8 @@ class TrainerCalls:
             ledger.set_position(Position(*version))
             self.last_batch = None
         for attempt in [a for a in ledger.attempts.values() if a.shard == request.shard]:
-            ledger.fail(attempt, "data", "bad_shard", now)
+            if attempt.attempt_id in ledger.attempts:  # its group may have been closed for another one of them
+                ledger.fail(attempt, "data", "bad_shard", now)
         ledger.wakes |= {"batch", "lease", "flip"}
         return m.Empty()
 

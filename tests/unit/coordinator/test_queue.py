@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from coordinator_world import Harness, make_config
+from coordinator_world import Harness, make_config, seal_item
 
 from hpcrl.coordinator.ledger import Refused
 from hpcrl.protocol import client as c
@@ -412,6 +412,18 @@ def test_a_shard_that_stays_bad_spends_the_data_budget() -> None:
     world.call(c.BAD_SHARD, m.BadShard(version="0.0", shard=groups[0].trajectories[0].shard, reason="gone"))
     assert world.status().groups == {"closed:group_failed": 1}
     assert {lease.group_id for lease in world.lease(4)} == {"g000002"}
+
+
+def test_a_bad_shard_may_hold_a_whole_group() -> None:
+    world = harness(coordinator={"data_retries": 0})
+    leases = world.lease(4)
+    world.artifact(*[lease.attempt_id for lease in leases])
+    world.score()
+    items = [seal_item(lease.attempt_id, "0.0", world.now).model_copy(update={"shard": "s.h5"}) for lease in leases]
+    world.call(c.SEALED, m.SealedReport(worker_id="w", items=items))
+    assert world.batch("0.0").groups is not None
+    world.call(c.BAD_SHARD, m.BadShard(version="0.0", shard="s.h5", reason="gone"))
+    assert world.status().groups == {"closed:group_failed": 2}
 
 
 # ---------------------------------------------------------------- flips
