@@ -180,7 +180,11 @@ class _Display:
         except (HpcrlError, OSError):
             return
         if status is None:
-            line = "waiting for the job to start" if self._task is None else "the coordinator does not answer (ending or restarting)"
+            line = (
+                "waiting for the job to start"
+                if self._task is None
+                else "the coordinator does not answer (ending or restarting)"
+            )
             self._say(line, line)
             return
         total = load_config(self._run.config).trainer.steps
