@@ -165,7 +165,7 @@ def test_a_run_survives_kill_9_at_every_stage(coordinator: Coordinator) -> None:
     assert {lease.policy_version for lease in leases} == {"0.0"}
     crash()
     key = read_attempt_key(coordinator.run.secret(), leases[0].api_key)
-    assert key is not None and key == (leases[0].attempt_id, "0.0", "r0")
+    assert key == (leases[0].attempt_id, "0.0", "r0", "trajectory")
     assert len(roles.artifact(leases).accepted) == 4
     crash()
     roles.score(10)
