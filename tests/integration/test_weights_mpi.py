@@ -39,7 +39,7 @@ def launch(
         env={**os.environ, "EXPECTED_RANKS": str(expected or ranks), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=False,
     )
 
