@@ -26,7 +26,8 @@ def _slurm() -> str:
     done = subprocess.run(["sinfo", "-h", "-o", "%P %D %T"], capture_output=True, text=True, timeout=30, check=False)
     if done.returncode != 0:
         raise EnvironmentFault(
-            f"sinfo fails: {' '.join(done.stderr.split())}; is SLURM_CONF right? (hpcrl devcluster up)"
+            f"sinfo fails: {' '.join(done.stderr.split())}; is SLURM_CONF right? "
+            "For the one-machine cluster: hpcrl devcluster up, then eval $(hpcrl devcluster env)"
         )
     types = subprocess.run(["srun", "--mpi=list"], capture_output=True, text=True, timeout=30, check=False)
     if "pmi2" not in types.stdout + types.stderr:
@@ -36,7 +37,11 @@ def _slurm() -> str:
 
 def _mpi() -> str:
     mpiexec = Path(sys.executable).with_name("mpiexec")
-    code = "from mpi4py import MPI; print(MPI.COMM_WORLD.size, MPI.Get_library_version().split(chr(10))[0])"
+    # One rank speaks: two would mix their lines.
+    code = (
+        "from mpi4py import MPI; MPI.COMM_WORLD.rank or "
+        "print(MPI.COMM_WORLD.size, MPI.Get_library_version().split(chr(10))[0])"
+    )
     command = [str(mpiexec) if mpiexec.exists() else "mpiexec", "-n", "2", sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     if done.returncode != 0 or not done.stdout.startswith("2 "):

@@ -180,12 +180,8 @@ class _Display:
         except (HpcrlError, OSError):
             return
         if status is None:
-            line = (
-                "waiting for the job to start"
-                if self._task is None
-                else "the coordinator does not answer (ending or restarting)"
-            )
-            self._say(line, line)
+            if self._task is None and not self._run.end.exists():
+                self._say("waiting for the run to start", "waiting")
             return
         total = load_config(self._run.config).trainer.steps
         if self._task is None:

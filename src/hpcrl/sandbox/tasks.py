@@ -98,8 +98,9 @@ def list_tasks(directory: Path) -> list[Path]:
     except OSError as error:
         raise UserError(f"task set {directory} cannot be read: {error.strerror}") from error
     if not found:
+        problem = "holds no tasks" if directory.is_dir() else "is no directory"
         raise UserError(
-            f"{directory} holds no tasks: expected directories in Harbor format (task.toml, instruction.md, tests/)"
+            f"{directory} {problem}: expected directories in Harbor format (task.toml, instruction.md, tests/) directly below"
         )
     return found
 
