@@ -9,12 +9,14 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from hpcrl.config import load_config
-from hpcrl.errors import HpcrlError, InfraError, RunError
+from hpcrl.errors import HpcrlError, InfraError, RunError, UserError
 from hpcrl.protocol import client as api
 from hpcrl.protocol import messages as m
 from hpcrl.protocol.rundir import RunDir
@@ -41,7 +43,7 @@ def follow(run: RunDir, lost: Callable[[], str] = lambda: "", old_end: str | Non
                 if reason and read_end(run) in (None, old_end):
                     raise RunError(reason)
         display.update()
-    end = json.loads(recorded or "{}")
+    end = _end_of(run, recorded)
     _print_result(run)
     if end["state"] != "success":
         raise RunError(f"the run {end['state']}: {end['reason']}")
@@ -50,9 +52,26 @@ def follow(run: RunDir, lost: Callable[[], str] = lambda: "", old_end: str | Non
 def read_end(run: RunDir) -> str | None:
     """The record of the run's end, or None while there is none."""
     try:
-        return run.end.read_text(encoding="utf-8")
+        return run.end.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return None
+
+
+def _end_of(run: RunDir, recorded: str | None) -> dict[str, Any]:
+    end = _object(run.end, recorded or "")
+    if not {"state", "reason"} <= set(end):
+        raise UserError(f"{run.end} is damaged: it names no state and reason")
+    return end
+
+
+def _object(path: Path, text: str) -> dict[str, Any]:
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"{path} is damaged: {error}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is damaged: it holds no object")
+    return content
 
 
 def lost_job(job_id: str) -> Callable[[], str]:
@@ -97,7 +116,7 @@ def show(run: RunDir, as_json: bool = False) -> None:
     """One snapshot: the line a person wants first, then who waits for what and since when."""
     console = Console()
     if run.end.exists():
-        end = json.loads(run.end.read_text(encoding="utf-8"))
+        end = _end_of(run, read_end(run))
         console.print(f"{run.run_id}: {end['state']}" + (f" ({end['reason']})" if end["reason"] else ""))
         _print_result(run)
         return
@@ -127,7 +146,12 @@ def _print_result(run: RunDir) -> None:
     from hpcrl.report import summary_table
 
     if run.summary.exists():
-        Console().print(summary_table(json.loads(run.summary.read_text(encoding="utf-8"))))
+        summary = _object(run.summary, run.summary.read_text(encoding="utf-8", errors="replace"))
+        try:
+            table = summary_table(summary)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{run.summary} is damaged; hpcrl report {run.root} writes it again") from error
+        Console().print(table)
         print(f"summary: {run.summary}\nreport:  {run.report}", flush=True)
 
 
@@ -181,7 +205,8 @@ class _Display:
             return
         if status is None:
             if self._task is None and not self._run.end.exists():
-                self._say("waiting for the run to start", "waiting")
+                what = "the run to start" if self._run.root.is_dir() else f"{self._run.root} to appear"
+                self._say(f"waiting for {what}", f"waiting for {what}")
             return
         total = load_config(self._run.config).trainer.steps
         if self._task is None:

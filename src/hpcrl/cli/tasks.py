@@ -22,19 +22,16 @@ def _group() -> None:
 @app.command()
 @report_errors
 def check(folder: Annotated[Path, typer.Argument(help="A task directory, or a directory of them.")]) -> None:
-    """Read every task; the first malformed one is named with its file and key. Directories that are no tasks are named, too."""
+    """Read every task; the first malformed one is named with its file and key, as is a sub-directory that is none."""
     from hpcrl.sandbox.tasks import list_tasks, load_task
     from hpcrl.scoring.private import load_private
 
-    paths = [folder] if (folder / "task.toml").exists() else list_tasks(folder)
+    if (folder / "task.toml").exists():
+        paths = [folder]
+    else:
+        list_tasks(folder)  # at least one; a run reads every sub-directory, so each must be a task
+        paths = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     for path in paths:
         load_task(path)
         load_private(path)
     print(f"{len(paths)} tasks in {folder} are well-formed")
-    others = (
-        [] if paths == [folder] else sorted({p.name for p in folder.iterdir() if p.is_dir()} - {p.name for p in paths})
-    )
-    if others:
-        print(
-            f"not tasks, for want of a task.toml, and left out of a run: {', '.join(others[:10])}{' …' * (len(others) > 10)}"
-        )

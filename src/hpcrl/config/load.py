@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -13,6 +13,9 @@ from hpcrl.config.schema import RunConfig
 from hpcrl.errors import ConfigError
 
 __all__ = ["dump_config", "load_config", "parse_config"]
+
+_NOT_YAML = (yaml.YAMLError, ValueError, KeyError, AttributeError, RecursionError)
+"""What yaml raises: its own error, and Python's for dates that do not exist, tags without a value and nesting without an end."""
 
 
 def load_config(path: Path | str, overrides: list[str] | None = None) -> RunConfig:
@@ -25,8 +28,8 @@ def load_config(path: Path | str, overrides: list[str] | None = None) -> RunConf
         raise ConfigError(f"{path} is not a YAML text: {error.reason} at byte {error.start}") from error
     try:
         data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    except _NOT_YAML as error:
+        raise ConfigError(f"{path} is not valid YAML: {_one_line(error)}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{path} must hold a mapping of sections (model:, tasks:, trainer: …)")
     for override in overrides or []:
@@ -63,8 +66,12 @@ def _apply(data: dict[str, Any], override: str) -> None:
         node = child
     try:
         node[last] = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--set {override!r}: the value is not valid YAML") from error
+    except _NOT_YAML as error:
+        raise ConfigError(f"--set {override!r}: the value is not valid YAML ({_one_line(error)})") from error
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 def _problem(item: dict[str, Any]) -> str:
@@ -85,7 +92,8 @@ def _valid_names(sections: list[str]) -> list[str]:
     model: type[BaseModel] = RunConfig
     for section in sections:
         annotation = model.model_fields[section].annotation
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        kind = next(iter(get_args(annotation)), annotation)  # list[Message] → Message
+        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
             return []
-        model = annotation
+        model = kind
     return sorted(model.model_fields)

@@ -14,6 +14,7 @@ __all__ = ["RunConfig"]
 Positive = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
@@ -76,7 +77,7 @@ class OptimizerSection(Section):
     name: Literal["adam", "adamw"] = "adamw"
     lr: Annotated[float, Field(gt=0)] = 1e-6
     """Learning rate after warm-up."""
-    betas: tuple[float, float] = (0.9, 0.99)
+    betas: tuple[Beta, Beta] = (0.9, 0.99)
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     warmup_steps: Count = 0
     """Linear warm-up, in training steps."""

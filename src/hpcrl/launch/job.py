@@ -14,7 +14,7 @@ import secrets
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -67,8 +67,11 @@ def create_run(root: Path, config: RunConfig) -> RunDir:
             ),
         }
     )
-    publish_text(run.token, new_secret() + "\n", 0o600)
-    publish_text(run.config, dump_config(absolute))
+    try:
+        publish_text(run.token, new_secret() + "\n", 0o600)
+        publish_text(run.config, dump_config(absolute))
+    except OSError as error:
+        raise EnvironmentFault(f"cannot write into the run directory {run.root}: {error.strerror}") from error
     return run
 
 
@@ -83,22 +86,24 @@ def launch_slurm(root: Path, config: RunConfig, *, resume: bool = False) -> None
             "inference": config.inference.model_copy(update={"replicas": inference.tasks}),
         }
     )
-    run = _open(root, sized, resume)
+    run, before = _open(root, sized, resume)
     host = routable_address()
     sweep = plan.memory_sweep(run, sized)
-    with _stop_signals() as signals, _swept(sweep), Watcher(run) as watcher, _recorded(run):
+    with _stop_signals() as signals, _swept(sweep), Watcher(run) as watcher, _recorded(run, before) as begin:
         _check_shared(run, sized, signals)
         _check_sandboxes(run, plan.sandbox_check(run, sized), signals)
+        begin()
         _drive(run, watcher, signals, plan.coordinator_step(run, host, resume), plan.slurm_steps(run, sized, job))
 
 
 def launch_local(root: Path, config: RunConfig, *, resume: bool = False) -> None:
     """The same roles on this machine alone. Raises HpcrlError with the reason when the run does not succeed."""
     mpiexec = find_mpiexec()
-    run = _open(root, config, resume)
+    run, before = _open(root, config, resume)
     os.environ.setdefault("HPCRL_ADDRESS", "127.0.0.1")
-    with _stop_signals() as signals, Watcher(run) as watcher, _recorded(run):
+    with _stop_signals() as signals, Watcher(run) as watcher, _recorded(run, before) as begin:
         _check_sandboxes(run, plan.sandbox_check_here(run), signals)
+        begin()
         _drive(
             run,
             watcher,
@@ -108,16 +113,18 @@ def launch_local(root: Path, config: RunConfig, *, resume: bool = False) -> None
         )
 
 
-def _open(root: Path, config: RunConfig, resume: bool) -> RunDir:
+def _open(root: Path, config: RunConfig, resume: bool) -> tuple[RunDir, str | None]:
+    """The run directory, and what its configuration was before a resume (None: the run is new)."""
     check_inputs(config)
     if not resume:
-        return create_run(root, config)
+        return create_run(root, config), None
     check_resumable(root)
     run = RunDir(root)
-    for stale in (*run.failures.glob("*.json"), *run.endpoints.glob("*"), run.end, run.final_status, run.trained):
+    before = run.config.read_text(encoding="utf-8")
+    for stale in (*run.failures.glob("*.json"), *run.endpoints.glob("*")):
         stale.unlink(missing_ok=True)
-    publish_text(run.config, dump_config(config))
-    return run
+    publish_text(run.config, dump_config(config))  # the checks on the nodes read it
+    return run, before
 
 
 def _check(command: list[str], signals: list[int]) -> subprocess.CompletedProcess[str]:
@@ -175,16 +182,28 @@ def _swept(command: list[str]) -> Iterator[None]:
 
 
 @contextmanager
-def _recorded(run: RunDir) -> Iterator[None]:
-    """Whatever happens inside is the run's end, written to end.json.
+def _recorded(run: RunDir, before: str | None) -> Iterator[Callable[[], None]]:
+    """Whatever happens inside is the run's end, written to end.json. Yields ``begin``, to be called when all checks have passed.
+
+    ``before``: the configuration of the run that is resumed. What ends before ``begin`` leaves that run as it was: its configuration,
+    its own end and its results.
 
     Enter it inside the Watcher: a cancelled job has seconds before Slurm kills it, and the end must be on disk before children that
     are slow to stop are waited for.
     """
     started = time.time()
     state, reason = "success", ""
+    begun = before is None
+
+    def begin() -> None:
+        nonlocal begun
+        if not begun:
+            for old in (run.end, run.final_status, run.trained):
+                old.unlink(missing_ok=True)
+        begun = True
+
     try:
-        yield
+        yield begin
     except HpcrlError as error:
         state, reason = ("cancelled" if isinstance(error, _Cancelled) else "failed"), str(error)
         raise
@@ -192,9 +211,12 @@ def _recorded(run: RunDir) -> Iterator[None]:
         state, reason = "failed", f"{type(error).__name__}: {error}"
         raise
     finally:
-        end = {"state": state, "reason": reason, "started_at": started, "ended_at": time.time()}
-        publish_text(run.end, json.dumps(end) + "\n")
-        _report(run)
+        if begun:
+            end = {"state": state, "reason": reason, "started_at": started, "ended_at": time.time()}
+            publish_text(run.end, json.dumps(end) + "\n")
+            _report(run)
+        elif before is not None:
+            publish_text(run.config, before)
 
 
 class _Cancelled(RunError):

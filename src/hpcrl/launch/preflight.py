@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpcrl.config import RunConfig
 from hpcrl.errors import InfraError, UserError
@@ -59,6 +60,22 @@ def _check_model(path: Path) -> None:
     ):
         if not any(path.glob(pattern)):
             raise UserError(f"model.path: {path} has no {pattern} ({what})")
+    _json(path / "config.json")
+    if not (path / "chat_template.jinja").is_file() and not _json(path / "tokenizer_config.json").get("chat_template"):
+        raise UserError(
+            f"model.path: the tokenizer in {path} has no chat template (chat_template.jinja, or chat_template in "
+            "tokenizer_config.json); take a chat or instruct model, or add the template"
+        )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"model.path: {path} cannot be read: {error}") from error
+    if not isinstance(content, dict) or not content:
+        raise UserError(f"model.path: {path} holds no settings")
+    return content
 
 
 def check_fresh(root: Path) -> None:

@@ -25,6 +25,8 @@ from hpcrl.sandbox.limits import Limits
 __all__ = ["Task", "list_tasks", "load_task", "read_toml", "sandbox_spec", "value_of"]
 
 _MIB = 1024 * 1024
+_LARGEST = 1e9
+"""Of a task's limits: seconds, MiB."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,7 +132,11 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path.parent} is no task: it has no {path.name}") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (
+        OSError,
+        ValueError,
+        RecursionError,
+    ) as error:  # ValueError: not TOML, not UTF-8, a number of thousands of digits
         raise UserError(f"{path}: {error}") from error
 
 
@@ -148,8 +154,10 @@ def value_of(table: dict[str, Any], section: str, key: str, kind: type | tuple[t
 
 def _positive(table: dict[str, Any], section: str, key: str, where: Path) -> float | None:
     value = value_of(table, section, key, (int, float), where)
-    if value is not None and not 0 < value < float("inf"):
-        raise UserError(f"{where}: [{section}] {key} is {value!r}; it must be a positive number")
+    if value is not None and not 0 < value < _LARGEST:
+        raise UserError(
+            f"{where}: [{section}] {key} is {str(value)[:40]}; it must be a positive number below {_LARGEST:g}"
+        )
     return float(value) if value is not None else None
 
 

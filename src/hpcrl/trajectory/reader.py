@@ -88,7 +88,7 @@ class ShardReader:
             self._verified = told is not None
             with h5py.File(h5py.h5f.open_file_image(content), "r") as file:
                 self._load(file)
-        except (OSError, KeyError, RuntimeError) as error:
+        except (OSError, KeyError, RuntimeError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise self._bad(" ".join(str(error).split())) from error
         self._check()
 

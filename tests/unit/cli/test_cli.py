@@ -89,8 +89,9 @@ def test_a_used_run_directory_is_refused_before_anything_is_submitted(
     model, task = tmp_path / "model", tmp_path / "tasks" / "one"
     (task / "tests").mkdir(parents=True)
     model.mkdir()
-    for path in (*(model / n for n in ("config.json", "m.safetensors", "tokenizer.json")), task / "tests" / "test.sh"):
-        path.write_text("{}")
+    names = ("config.json", "m.safetensors", "tokenizer.json", "chat_template.jinja")
+    for path in (*(model / name for name in names), task / "tests" / "test.sh"):
+        path.write_text('{"model_type": "qwen3"}')
     (task / "task.toml").write_text("")
     (task / "instruction.md").write_text("Do it.")
     path = tmp_path / "run.yaml"
@@ -176,3 +177,15 @@ def test_a_status_on_one_line() -> None:
         versions=[],
     )
     assert describe(status) == "reward – · held-out 0.0: 0.25 · lag ≤ 2 · in flight 5, ready 7 · evaluating 0.3 1/4"
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"null", b"\xff\xfe"])
+def test_a_damaged_end_or_summary_is_named(run: RunDir, content: bytes) -> None:
+    run.end.write_bytes(content)
+    for options in ([], ["--follow"]):
+        result = RUNNER.invoke(app, ["status", str(run.root), *options])
+        assert result.exit_code == 2 and "end.json is damaged" in result.stderr
+    run.end.write_text('{"state": "success", "reason": ""}')
+    run.summary.write_bytes(content)
+    result = RUNNER.invoke(app, ["status", str(run.root)])
+    assert result.exit_code == 2 and "summary.json is damaged" in result.stderr

@@ -55,6 +55,9 @@ def test_every_default_is_written_out() -> None:
         ("run.name=a/b", "run.name: "),
         ("sandbox.backend=docker", "sandbox.backend: Input should be 'apptainer' or 'process' (got 'docker')"),
         ("model.path=null", "model.path: "),
+        ("trainer.optimizer.betas=[2,3]", "trainer.optimizer.betas.0: Input should be less than 1"),
+        ("trainer.steps=2020-13-45", "trainer.steps=2020-13-45': the value is not valid YAML (ValueError: month"),
+        ("harness.examples=[{role: user, content: a, nmae: x}]", "harness.examples.0.nmae; allowed: content, role"),
     ],
 )
 def test_a_bad_key_or_value_is_one_line_that_names_it(file: Path, override: str, message: str) -> None:

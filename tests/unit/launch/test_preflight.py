@@ -10,6 +10,7 @@ import pytest
 
 from hpcrl.config import RunConfig, parse_config
 from hpcrl.errors import UserError
+from hpcrl.launch import job
 from hpcrl.launch.job import create_run, new_run_dir
 from hpcrl.launch.preflight import check_fresh, check_inputs, check_resumable, find_mpiexec, require_commands
 from hpcrl.protocol.rundir import publish_text
@@ -20,8 +21,8 @@ def config(tmp_path: Path) -> RunConfig:
     """A configuration whose model and tasks are there."""
     model, task = tmp_path / "model", tmp_path / "tasks" / "one"
     model.mkdir()
-    for name in ("config.json", "model.safetensors", "tokenizer.json"):
-        (model / name).write_text("{}")
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"):
+        (model / name).write_text('{"model_type": "qwen3"}')
     (task / "tests").mkdir(parents=True)
     (task / "task.toml").write_text("[agent]\ntimeout_sec = 5\n")
     (task / "instruction.md").write_text("Do it.")
@@ -167,3 +168,36 @@ def test_a_run_directory_that_cannot_be_made(config: RunConfig, tmp_path: Path) 
     (tmp_path / "file").write_text("")
     with pytest.raises(EnvironmentFault, match=r"cannot make the run directory .*: Not a directory; set run\.dir"):
         create_run(tmp_path / "file" / "run", config)
+
+
+def test_a_model_that_cannot_chat_or_be_read_is_refused(config: RunConfig) -> None:
+    model = Path(config.model.path)
+    (model / "chat_template.jinja").unlink()
+    (model / "tokenizer_config.json").write_text('{"eos_token": "x"}')
+    assert "has no chat template" in refused(config)
+    (model / "tokenizer_config.json").write_text('{"chat_template": "x"}')
+    check_inputs(config)
+    for content in ("{", "{}", "[1]"):
+        (model / "config.json").write_text(content)
+        assert "config.json" in refused(config)
+
+
+def test_a_resume_that_is_refused_leaves_the_run_as_it_was(config: RunConfig, tmp_path: Path) -> None:
+    run = create_run(tmp_path / "run", config)
+    kept = {run.end: "end", run.trained: "trained", run.final_status: "status", run.config: run.config.read_text()}
+    for path, text in kept.items():
+        publish_text(path, text)
+    other = config.model_copy(update={"mode": "sync"})
+    found, before = job._open(run.root, other, True)
+    assert found.config.read_text() != before == kept[run.config]
+    with pytest.raises(UserError), job._recorded(found, before):
+        raise UserError("a check did not pass")
+    assert {path: path.read_text() for path in kept} == kept
+
+    found, before = job._open(run.root, other, True)
+    with pytest.raises(UserError), job._recorded(found, before) as begin:
+        begin()
+        assert not run.end.exists() and not run.trained.exists()
+        raise UserError("a role died")
+    assert "a role died" in run.end.read_text()
+    assert run.config.read_text() != kept[run.config]
