@@ -168,10 +168,10 @@ def test_two_clusters_stand_side_by_side_and_the_machines_own_slurm_is_untouched
     assert second.directory != cluster.directory
     try:
         second.up(LAYOUT)
-        job = run(second, "sbatch", "--parsable", "-p", "cpu", "-o", "/dev/null", "--wrap", "sleep 4324").strip()
-        assert run(second, "squeue", "-h", "-o", "%i") == f"{job}\n"
-        assert run(cluster, "squeue", "-h", "-o", "%i") == ""
-        assert run(cluster, "srun", "-p", "cpu", "hostname") == "cpu1\n"
+        run(second, "sbatch", "-J", "second", "-p", "cpu", "-o", "/dev/null", "--wrap", "sleep 4324")
+        assert run(second, "squeue", "-h", "-o", "%j") == "second\n"
+        assert "second" not in run(cluster, "squeue", "-h", "-o", "%j").split()
+        assert run(cluster, "srun", "-w", "cpu2", "hostname") == "cpu2\n"
     finally:
         second.down()
         second.directory.parent.rmdir()
