@@ -4,10 +4,13 @@ launcher ── starts ──► coordinator, mpi step, workers, scorers
          ── polls ───► any exit while the run is on:
                          the step that ends the run, code 0, and the trainer's last word  → success
                          anything else                       → the run ends with the first recorded reason
+
+A launcher that is killed takes its children along: the kernel sends them SIGTERM (PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -29,6 +32,8 @@ _TERM_GRACE_S = 15.0
 _REASON_GRACE_S = 2.0
 _TAIL_BYTES = 65536
 _ERROR_LINES = 20
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(slots=True)
@@ -46,6 +51,11 @@ class Child:
         if code < 0:
             return f"was killed by signal {-code} ({signal.strsignal(-code) or 'unknown'})"
         return f"ended with exit code {code}"
+
+
+def _die_with_launcher() -> None:
+    """In the child, before exec: SIGTERM when the thread that started it ends, however it ends. Start children in the main thread."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class Watcher:
@@ -75,6 +85,7 @@ class Watcher:
                     stderr=subprocess.STDOUT,
                     env={**os.environ, **step.env},
                     start_new_session=True,
+                    preexec_fn=_die_with_launcher,
                 )
         except OSError as error:
             raise EnvironmentFault(f"cannot start {step.name}: {error.filename}: {error.strerror}") from error

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -212,3 +214,35 @@ def _gone(child: Child) -> bool:
             return True
         time.sleep(0.005)
     return False
+
+
+def test_a_killed_launcher_takes_its_children_along(run: RunDir) -> None:
+    launcher = """
+import sys, time
+from pathlib import Path
+from hpcrl.launch.steps import Step
+from hpcrl.launch.watcher import Watcher
+from hpcrl.protocol.rundir import RunDir
+run = RunDir(Path(sys.argv[1]))
+child = Watcher(run).start(Step("worker", ["sleep", "60"], run.logs("worker") / "log"))
+print(child.process.pid, flush=True)
+time.sleep(60)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", launcher, str(run.root)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        os.kill(child, 0)
+        process.kill()
+    deadline = time.monotonic() + 10
+    while _alive(child) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not _alive(child)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
