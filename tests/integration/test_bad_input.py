@@ -23,8 +23,8 @@ def good(tmp_path: Path) -> dict[str, dict[str, object]]:
     """A configuration that passes all checks of files; its model is only looked at."""
     model = tmp_path / "model"
     model.mkdir()
-    for name in ("config.json", "model.safetensors", "tokenizer.json"):
-        (model / name).write_text("{}")
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"):
+        (model / name).write_text('{"model_type": "qwen3"}')
     task = min((ROOT / "tasks/repair/train").iterdir())
     shutil.copytree(task, tmp_path / "tasks" / task.name)
     return {
