@@ -296,6 +296,14 @@ def run_receiver(scenario: str, world: World, staging: Staging, directory: Path)
     }
 
 
+def wait_for_files(paths: list[Path]) -> None:
+    deadline = time.monotonic() + 30
+    while not all(path.exists() for path in paths):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"not all of {paths} after 30 s")
+        time.sleep(0.01)
+
+
 def main() -> None:
     scenario, directory, trainers, algorithm, chunk_bytes = sys.argv[1:]
     rank = int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0")))
@@ -315,6 +323,10 @@ def main() -> None:
         staging_dir.mkdir(exist_ok=True)
         with Staging(run.run_id + str(os.getppid()), f"replica-{rank}", staging_dir) as staging:
             seen = run_receiver(scenario, world, staging, Path(directory))
+            if scenario.startswith("shared_node"):
+                # The node's copy goes with the rank that owns it: not before the others have read it.
+                (Path(directory) / f"done-{rank}").touch()
+                wait_for_files([Path(directory) / f"done-{other}" for other in world.receivers])
     (Path(directory) / f"rank-{rank}.json").write_text(json.dumps(seen))
     world.close()
 
