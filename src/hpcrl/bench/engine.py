@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import httpx
 
 from hpcrl.config.load import parse_config
+from hpcrl.errors import InfraError
 from hpcrl.inference.command import SERVED_MODEL
 from hpcrl.inference.supervisor import Flipped, VllmServer
 
@@ -110,5 +111,9 @@ def longest_gap(times: list[float]) -> float:
 
 def _await_tokens(times: list[float], count: int) -> None:
     deadline = time.monotonic() + _PATIENCE_S
-    while len(times) < count and time.monotonic() < deadline:
+    while len(times) < count:
+        if time.monotonic() > deadline:
+            raise InfraError(
+                "no_tokens", f"the streaming client got {len(times)} tokens in {_PATIENCE_S:g} s, {count} wanted"
+            )
         time.sleep(0.005)
