@@ -28,7 +28,7 @@ from hpcrl.config import dump_config, parse_config
 from hpcrl.coordinator.database import open_database
 from hpcrl.errors import RunError
 from hpcrl.protocol.client import wait_for_endpoint
-from hpcrl.protocol.keys import new_secret
+from hpcrl.protocol.keyfiles import issue_keys
 from hpcrl.protocol.rundir import RunDir, publish_text
 
 __all__ = ["measure"]
@@ -93,7 +93,7 @@ def new_run(root: Path) -> RunDir:
         (root / "tasks" / f"task-{index:03d}").mkdir(parents=True)
     run = RunDir(root / "run")
     run.create()
-    publish_text(run.token, new_secret(), 0o600)
+    issue_keys(run)
     config = parse_config(
         {
             "model": {"path": "unused"},

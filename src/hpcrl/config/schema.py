@@ -71,6 +71,10 @@ class StalenessSection(Section):
     """Largest (current step − step of the oldest trained token) of a consumed trajectory. 0 is fully synchronous."""
     max_age_s: Seconds | None = None
     """Largest wall-clock age since the first generated token when a trajectory is consumed; None: no bound."""
+    max_ratio_dev: Annotated[float, Field(gt=0)] | None = None
+    """Largest mean of |π_now/π_behaviour − 1| over a trajectory's trained tokens under the weights that are about to be trained (0:
+    the same policy; its expectation is twice the total variation between the two). What deviates more is drawn again. One more
+    forward pass per step; None: no bound, no cost."""
 
 
 class OptimizerSection(Section):
@@ -241,6 +245,11 @@ class CoordinatorSection(Section):
     """New attempts per rollout after data failures (a record incomplete or corrupt, a damaged shard)."""
     redraws: Count = 3
     """How often samples of a group that became too old are drawn again; past that the group is closed and another takes its place."""
+    failed_groups: Positive = 8
+    """So many groups failed one after the other, none completed between them, for at least `failed_after_s`: the run ends with the
+    reasons of their failures."""
+    failed_after_s: Seconds = 120.0
+    """A disturbance shorter than this does not end the run, however many groups it costs."""
 
 
 class SlurmSection(Section):

@@ -60,7 +60,12 @@ class Binder:
 
     def _needed_step(self, group: Group) -> int:
         """The oldest version step that a rollout of an existing group may be bound to."""
-        return max(group.min_step, self._l.staleness.oldest_usable_step(self._l.position.step))
+        return max(group.min_step, self._l.floor, self._l.staleness.oldest_usable_step(self._l.position.step))
+
+    def needed_for_new(self) -> int | None:
+        """The oldest version step that a new group may be bound to; None: the remaining steps need no further group."""
+        needed = self._l.staleness.needed_step(self._l.position.step, self._l.unconsumed)
+        return None if needed is None else max(needed, self._l.floor)
 
     def _next_eval(self, usable: list[Replica]) -> tuple[Rollout, Replica] | None:
         for version, run in self._l.evals.items():
@@ -90,16 +95,16 @@ class Binder:
     def _next_new(self, usable: list[Replica], now: float) -> tuple[Rollout, Replica] | None:
         """Admit a new group if one may still be consumed in time on a replica that is there now."""
         ledger = self._l
-        needed = ledger.staleness.needed_step(ledger.position.step, ledger.unconsumed)
+        needed = self.needed_for_new()
         if needed is None:
             return None
         replica = self._least_loaded(usable, needed)
         if replica is None:
             return None
-        seq = ledger.next_seq
+        seq, place = ledger.next_seq, ledger.staleness.step_at(ledger.position.step, ledger.unconsumed)
         ledger.next_seq += 1
         group = Group(
-            group_id=f"g{seq:06d}", seq=seq, split="train", task=ledger.order[seq], created_at=now, min_step=needed
+            group_id=f"g{seq:06d}", seq=seq, split="train", task=ledger.order[seq], created_at=now, min_step=place
         )
         ledger.add_group(group, ledger.config.rollout.group_size)
         return group.pending.popleft(), replica
@@ -107,7 +112,7 @@ class Binder:
     def bind(self, worker_id: str, n: int, now: float) -> list[Attempt]:
         """Up to ``n`` fresh LEASED attempts for the worker."""
         ledger = self._l
-        if ledger.finished is not None or ledger.position.lineage < 0:
+        if ledger.finished is not None or ledger.given_up is not None or ledger.position.lineage < 0:
             return []
         usable = self.usable()
         attempts: list[Attempt] = []
@@ -145,7 +150,7 @@ class Binder:
         ledger = self._l
         if ledger.finished is not None or ledger.position.lineage < 0:
             return False
-        needed = ledger.staleness.needed_step(ledger.position.step, ledger.unconsumed)
+        needed = self.needed_for_new()
         if needed is not None and needed <= step:
             return True
         waiting = (ledger.groups.get(group_id) for _, group_id in ledger.pending)

@@ -20,6 +20,7 @@ from hpcrl.config import RunConfig
 from hpcrl.coordinator import stragglers
 from hpcrl.coordinator.changes import Changes
 from hpcrl.coordinator.entities import BOUND, Attempt, EvalRun, Group, Position, Replica, Rollout, Task, Version
+from hpcrl.coordinator.failing import FailedRow
 from hpcrl.coordinator.pinning import Pinning
 from hpcrl.coordinator.staleness import Staleness
 from hpcrl.coordinator.tally import Tally
@@ -58,6 +59,9 @@ class Ledger:
         self.tally = Tally(self.changes.counter)
         self.wakes: set[str] = set()
         self.position = Position()
+        self.floor = 0
+        self.failing = FailedRow(config.coordinator.failed_groups, config.coordinator.failed_after_s)
+        self.given_up: str | None = None
         self.finished: str | None = None
         self.next_seq = 0
         self.unconsumed = 0
@@ -83,11 +87,25 @@ class Ledger:
         self.changes.meta("lineage", str(position.lineage))
         self.changes.meta("step", str(position.step))
 
+    def set_floor(self, step: int) -> None:
+        """From now on nothing is sampled for training from versions before ``step`` (never beyond the position's)."""
+        if step != self.floor:
+            self.floor = step
+            self.changes.meta("floor", str(step))
+
     def set_finished(self, reason: str | None) -> None:
         """``reason`` is empty for success; None opens a finished run again."""
         self.finished = reason
         self.changes.meta("finished", json.dumps(reason))
         self.wake_all()
+
+    def set_given_up(self, reason: str | None) -> None:
+        """Nothing is sampled any more, and the trainer is told ``reason``; None lets a resumed run try again."""
+        self.given_up = reason
+        self.failing.clear()
+        self.changes.meta("given_up", json.dumps(reason))
+        self.changes.meta("failing", self.failing.dump())
+        self.wakes |= {"batch", "eval"}
 
     def wake_all(self) -> None:
         workers = {f"scores:{attempt.worker_id}" for attempt in self.attempts.values()}
@@ -141,13 +159,29 @@ class Ledger:
         if group.unended:
             return
         if group.split == "eval":
-            self._evict(group)
+            self.evict(group)
             group.state = "done"
         elif len(group.accepted) >= (1 if group.head is not None else min(_MIN_ACCEPTED, len(group.rollouts))):
             self.set_complete(group)
+            self.end_failing()
         else:
             self.close_group(group, "group_failed", now)
+            self._count_failed(group, now)
         self.changes.group(group)
+
+    def _count_failed(self, group: Group, now: float) -> None:
+        if group.head is not None:
+            return
+        self.failing.add_group(now)
+        self.changes.meta("failing", self.failing.dump())
+        reason = self.failing.verdict(now)
+        if reason is not None and self.given_up is None:
+            self.set_given_up(reason)
+
+    def end_failing(self) -> None:
+        """A group was completed: those that failed before it no longer count."""
+        if self.failing.clear():
+            self.changes.meta("failing", self.failing.dump())
 
     def set_complete(self, group: Group) -> None:
         """All its rollouts have ended and enough are accepted: it waits for a batch (a tail goes with or after its head)."""
@@ -216,7 +250,7 @@ class Ledger:
             if rollout.state is not State.INFRA_FAILED:
                 self._set_rollout(rollout, State.CANCELLED)
                 self.changes.rollout(rollout)
-        self._evict(group)
+        self.evict(group)
         if group.head is not None:
             self.tally.add("groups", f"tail_closed:{reason}")
         elif group.split == "train":
@@ -241,7 +275,8 @@ class Ledger:
                 group.min_step = step
                 self.changes.group(group)
 
-    def _evict(self, group: Group) -> None:
+    def evict(self, group: Group) -> None:
+        """Forget a group that has ended, whatever the end."""
         del self.groups[group.group_id]
         self._unlist(group)
         for rollout in group.rollouts:
@@ -293,15 +328,17 @@ class Ledger:
         self._end_rollout(attempt.rollout, State.ACCEPTED, now)
         stragglers.note_ripe(self, attempt.rollout.group, now)
 
-    def fail(self, attempt: Attempt, kind: str, reason: str, now: float) -> None:
+    def fail(self, attempt: Attempt, kind: str, reason: str, now: float, message: str = "") -> None:
         """The attempt yields no score: the rollout is tried again until its budget of retries for this ``kind`` is spent.
 
-        ``kind`` is ``infra`` or ``data``; what the policy broke is scored and never comes here.
+        ``kind`` is ``infra`` or ``data``; what the policy broke is scored and never comes here. ``message``: more, for people.
         """
         cause, limits = f"{kind}:{reason}", self.config.coordinator
         self._unend(attempt.rollout)
         self._move(attempt, State.INFRA_FAILED, now, cause)
         self.tally.add("failures", cause)
+        if attempt.rollout.group.split == "train":
+            self.failing.add_attempt(cause, f"{attempt.attempt_id} on {attempt.worker_id}: {message or reason}")
         self._forget(attempt, reason)
         rollout = attempt.rollout
         rollout.attempt = None
@@ -338,52 +375,3 @@ class Ledger:
         """A report that comes too late or from the wrong one: stored and counted, without effect."""
         self.tally.add("rejected", reason)
         self.changes.rejection(attempt_id, report, reporter, reason, now)
-
-    # ------------------------------------------------------------ consumption
-
-    def consume(self, group: Group, now: float) -> None:
-        """Hand the group's accepted attempts to the batch trained at the present position (which turns it into step + 1)."""
-        step = self.position.step + 1
-        tail = stragglers.tail_of(self.groups, group)
-        if tail is not None:
-            tail.baseline = [attempt.reward for attempt in group.accepted if attempt.reward is not None]
-            self.changes.group(tail)
-        self._count_consumed(group, 1)
-        for attempt in group.accepted:
-            lag = self.position.step - attempt.oldest.step
-            attempt.consumed_step = step
-            self.move(attempt, State.CONSUMED, now, f"step {step}")
-            self.changes.rollout(attempt.rollout)
-            self.changes.consumption(attempt, step, lag)
-            self.tally.add("lag", lag)
-        group.state, group.consumed_step = "consumed", step
-        self.unconsumed -= group.head is None
-        self._evict(group)
-        self.changes.group(group)
-
-    def take_back(self, group: Group, now: float) -> None:
-        """Undo :meth:`consume` (a resume from an earlier checkpoint); the group waits for a batch again."""
-        for rollout in group.rollouts:
-            attempt = rollout.attempt
-            if attempt is None or attempt.state is not State.CONSUMED:
-                continue
-            lag = (attempt.consumed_step or 0) - 1 - attempt.oldest.step
-            attempt.consumed_step = None
-            self.move(attempt, State.ACCEPTED, now, "resume")
-            self.changes.rollout(rollout)
-            self.tally.add("lag", lag, -1)
-            self.attempts[attempt.attempt_id] = attempt
-            self.ended.pop(attempt.attempt_id, None)
-        group.consumed_step = None
-        self._count_consumed(group, -1)
-        self.groups[group.group_id] = group
-        self.set_complete(group)
-        self.unconsumed += group.head is None
-        self.changes.group(group)
-
-    def _count_consumed(self, group: Group, by: int) -> None:
-        if group.head is not None:
-            self.tally.add("groups", "tails_consumed", by)
-            return
-        self.tally.add("groups", "consumed", by)
-        self.tally.add("groups", "zero_variance", by * group.zero_variance)

@@ -37,8 +37,8 @@ Call = Callable[[Any, float], m.Message]
 
 
 class Queue:
-    """``calls`` maps an endpoint's path to its method, all but START and BAD_SHARD, which need groups from the store (:meth:`start`,
-    :meth:`bad_shard`), and HISTORY, which the store answers alone."""
+    """``calls`` maps an endpoint's path to its method, all but START, BAD_SHARD and OFF_POLICY, which need groups from the store
+    (:meth:`start`, :meth:`bad_shard`, :meth:`off_policy`), and HISTORY, which the store answers alone."""
 
     def __init__(
         self, config: RunConfig, train: list[Task], evaluation: list[Task], secret: str, run_id: str = "run"
@@ -81,6 +81,10 @@ class Queue:
         """BAD_SHARD: see TrainerCalls.bad_shard."""
         return self.trainer.bad_shard(request, consumed, now)
 
+    def off_policy(self, request: m.OffPolicy, consumed: Iterable[Group], now: float) -> m.Empty:
+        """OFF_POLICY: see TrainerCalls.off_policy."""
+        return self.trainer.off_policy(request, consumed, now)
+
     def tick(self, now: float) -> None:
         """Let time pass: expired leases, overlong attempts, drains past their limit."""
         if self.ledger.finished is None:
@@ -110,6 +114,7 @@ class Queue:
     def reopen(self) -> None:
         """Go on with a run whose roles have all ended (a resume). Its replicas are gone: they serve nothing until they register."""
         self.ledger.set_finished(None)
+        self.ledger.set_given_up(None)
         for replica in self.ledger.replicas.values():
             replica.version, replica.state, replica.target = None, ReplicaState.UP, None
             self.ledger.changes.replica(replica)

@@ -42,6 +42,7 @@ def restore(queue: Queue, connection: sqlite3.Connection, now: float) -> None:
     ledger = queue.ledger
     meta = dict(connection.execute("SELECT key, value FROM meta"))
     ledger.position = Position(int(meta.get("lineage", -1)), int(meta.get("step", 0)))
+    ledger.floor = int(meta.get("floor", 0))
     ledger.finished = json.loads(meta.get("finished", "null"))
     ledger.next_seq = connection.execute(
         "SELECT coalesce(max(seq), -1) + 1 FROM groups WHERE split = 'train'"
@@ -57,6 +58,9 @@ def restore(queue: Queue, connection: sqlite3.Connection, now: float) -> None:
         ledger.evals[run.version] = run
     for group in sorted(_groups(connection, "g.state IN ('open', 'complete')", ()), key=_place):
         _enter(ledger, group, now)
+    ledger.given_up = json.loads(meta.get("given_up", "null"))
+    if "failing" in meta:
+        ledger.failing.load(meta["failing"])
     last = _groups(connection, "g.state = 'consumed' AND g.consumed_step = ?", (ledger.position.step,))
     queue.trainer.restore_batch(list(last))
 

@@ -73,7 +73,7 @@ class ScorerCalls:
                 rejected[item.attempt_id] = attempt
                 self._l.reject(item.attempt_id, "scoring_failed", request.reporter_id, attempt, now)
                 continue
-            self._l.fail(attempt, item.kind, item.reason, now)
+            self._l.fail(attempt, item.kind, item.reason, now, item.message)
             accepted.append(item.attempt_id)
         return m.Ack(accepted=accepted, rejected=rejected)
 

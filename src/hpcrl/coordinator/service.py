@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hpcrl.clock import Clock
+from hpcrl.coordinator.entities import Group
 from hpcrl.coordinator.history import rollout_history
 from hpcrl.coordinator.queue import Call, Queue
 from hpcrl.coordinator.restore import count_duplicates, groups_consumed_after
@@ -39,6 +40,7 @@ LONGEST_WAIT_S = 30.0
 KEYS_KEPT_S = 150.0
 """A repeated call finds its first answer for so long; clients give up earlier (60 s of patience and one HTTP timeout)."""
 _PRUNE_EVERY_S = 15.0
+_Special = Callable[[Any, str | None], Awaitable[bytes]]
 
 
 class Closing(Exception):
@@ -147,9 +149,10 @@ class Service:
         self._ticker: asyncio.Task[None] | None = None
         self._closing = False
         # Calls that need the database besides the live state.
-        self._special: dict[str, Callable[[Any, str | None], Awaitable[bytes]]] = {
+        self._special: dict[str, _Special] = {
             c.START.path: self._start,
-            c.BAD_SHARD.path: self._bad_shard,
+            c.BAD_SHARD.path: self._given_back(queue.bad_shard),
+            c.OFF_POLICY.path: self._given_back(queue.off_policy),
             c.STATUS.path: self._status,
             c.HISTORY.path: self._history,
         }
@@ -255,10 +258,15 @@ class Service:
         groups = await self._store.call(lambda connection: groups_consumed_after(connection, after))
         return await self._finish(self._queue.start(request, groups, self._clock.now()), key)
 
-    async def _bad_shard(self, request: Any, key: str | None) -> bytes:
-        after = PolicyVersion.parse(request.version).step
-        groups = await self._store.call(lambda connection: groups_consumed_after(connection, after))
-        return await self._finish(self._queue.bad_shard(request, groups, self._clock.now()), key)
+    def _given_back(self, call: Callable[[Any, Iterable[Group], float], m.Empty]) -> _Special:
+        """A call that takes back the groups of a batch, which only the database still knows."""
+
+        async def answer(request: Any, key: str | None) -> bytes:
+            after = PolicyVersion.parse(request.version).step
+            groups = await self._store.call(lambda connection: groups_consumed_after(connection, after))
+            return await self._finish(call(request, groups, self._clock.now()), key)
+
+        return answer
 
     async def _history(self, request: Any, key: str | None) -> bytes:
         history = await self._store.call(lambda connection: rollout_history(connection, request.rollout_id))

@@ -78,6 +78,7 @@ def split(ledger: Ledger, group: Group) -> None:
     ledger.tally.add("groups", "split")
     ledger.tally.add("groups", "stragglers", tail.unended)
     ledger.set_complete(group)
+    ledger.end_failing()
     ledger.changes.group(group)
     ledger.changes.group(tail)
 

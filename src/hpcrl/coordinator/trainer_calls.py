@@ -1,4 +1,4 @@
-"""The trainer's calls: start, published, batch, bad_shard, checkpointed, eval, eval_status.
+"""The trainer's calls: start, published, batch, bad_shard, off_policy, checkpointed, eval, eval_status.
 
 A batch is given out once per version: the same version asked again gets the same batch, also after a restart of either side.
 Consumption is provisional; ``start`` from checkpoint step c takes back every consumption at a later step.
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hpcrl.coordinator.binding import Binder
+from hpcrl.coordinator.consumption import consume, take_back
 from hpcrl.coordinator.entities import BOUND, Attempt, EvalRun, Group, Position, Version
 from hpcrl.coordinator.ledger import Ledger, Refused
 from hpcrl.coordinator.replica_calls import ReplicaCalls
@@ -43,9 +44,10 @@ class TrainerCalls:
         for run in ledger.evals.values():
             self._abandon(run, now)
         for group in consumed_later:
-            ledger.take_back(group, now)
+            take_back(ledger, group, now)
         ledger.changes.unconsume(step)
         ledger.set_position(Position(ledger.position.lineage + 1, step))
+        ledger.set_floor(min(ledger.floor, step))
         self.last_batch = None
         self.give_up_spoiled(now)
         ledger.wake_all()
@@ -97,6 +99,8 @@ class TrainerCalls:
         ledger.asking.note("trainer", f"batch {version}", now, satisfied=chosen is not None)
         if chosen is None:
             why = self._binder.given_up(version)
+            if ledger.given_up is not None:
+                raise Refused(f"no batch for {version}: {ledger.given_up}")
             if why is not None and not self._binder.can_go_on():
                 raise Refused(f"no batch for {version}: older versions are out of the lag bound, and {why}")
             return m.Batch(
@@ -107,7 +111,7 @@ class TrainerCalls:
             )
         refs = batch_groups(chosen)
         for group in chosen:
-            ledger.consume(group, now)
+            consume(ledger, group, now)
         ledger.set_position(Position(version.lineage, version.step + 1))
         self.give_up_spoiled(now)
         ledger.wakes |= {"lease", "flip"}
@@ -158,24 +162,51 @@ class TrainerCalls:
             self._aged_at = now
             self.give_up_spoiled(now)
 
+    def _give_back(self, version: PolicyVersion, consumed: Iterable[Group], now: float) -> None:
+        """The batch for ``version`` is not trained as it was given: its groups wait for the next answer. No-op before it was given.
+
+        Raises Refused for a batch that is not under way.
+        """
+        ledger = self._l
+        if version.step not in (ledger.position.step, ledger.position.step - 1):
+            raise Refused(f"no batch for {version} is being trained: training stands at {ledger.position.version}")
+        ledger.wakes |= {"batch", "lease", "flip"}
+        if version.step == ledger.position.step:
+            return
+        for group in consumed:
+            take_back(ledger, group, now)
+        ledger.changes.unconsume(version.step)
+        ledger.set_position(Position(*version))
+        self.last_batch = None
+
     def bad_shard(self, request: m.BadShard, consumed: Iterable[Group], now: float) -> m.Empty:
-        """A shard cannot be read: the batch for ``version`` is taken back if it was given, and the shard's samples are drawn again.
+        """A shard cannot be read: the batch is taken back, the shard's samples fail and are drawn again.
 
         ``consumed``: the groups of that batch, from the store. Groups of it that the shard has no part in are in the next answer.
         """
-        ledger, version = self._l, self._own(request.version)
-        if version.step not in (ledger.position.step, ledger.position.step - 1):
-            raise Refused(f"no batch for {version} is being trained: training stands at {ledger.position.version}")
-        if version.step < ledger.position.step:
-            for group in consumed:
-                ledger.take_back(group, now)
-            ledger.changes.unconsume(version.step)
-            ledger.set_position(Position(*version))
-            self.last_batch = None
+        ledger = self._l
+        self._give_back(self._own(request.version), consumed, now)
         for attempt in [a for a in ledger.attempts.values() if a.shard == request.shard]:
             if attempt.attempt_id in ledger.attempts:  # its group may have been closed for another one of them
                 ledger.fail(attempt, "data", "bad_shard", now)
-        ledger.wakes |= {"batch", "lease", "flip"}
+        return m.Empty()
+
+    def off_policy(self, request: m.OffPolicy, consumed: Iterable[Group], now: float) -> m.Empty:
+        """Trajectories deviate too far from the weights of ``version``: the batch is taken back, they are drawn again.
+
+        From here on nothing older than ``version`` is sampled from. What that version itself samples does not deviate from it, so
+        that the batch comes about, however small the bound.
+        """
+        ledger, version = self._l, self._own(request.version)
+        self._give_back(version, consumed, now)
+        ledger.set_floor(version.step)
+        spoiled: dict[str, list[Attempt]] = {}
+        for attempt in [ledger.attempts.get(attempt_id) for attempt_id in request.deviations]:
+            if attempt is not None and attempt.state is State.ACCEPTED:
+                spoiled.setdefault(attempt.rollout.group.group_id, []).append(attempt)
+        for group_id, attempts in spoiled.items():
+            if group_id in ledger.groups:  # a tail may have been closed with its head
+                ledger.redraw(ledger.groups[group_id], attempts, "ratio", now)
         return m.Empty()
 
     # ------------------------------------------------------------ evaluation
@@ -208,7 +239,7 @@ class TrainerCalls:
         run = self._l.evals.get(PolicyVersion.parse(request.version))
         if run is None:
             raise Refused(f"no evaluation of version {request.version} was asked for")
-        why = self._binder.given_up(run.version) if run.active else None
+        why = (self._binder.given_up(run.version) or self._l.given_up) if run.active else None
         if why is not None:
             raise Refused(f"no evaluation: {why}")
         self._l.asking.note("trainer", f"evaluation {run.version}", now, satisfied=not run.active)

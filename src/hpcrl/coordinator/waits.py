@@ -118,12 +118,14 @@ def _no_work_reason(ledger: Ledger, binder: Binder) -> str:
     """Why a worker that asks now gets nothing."""
     if ledger.finished is not None:
         return "the run has ended"
+    if ledger.given_up is not None:
+        return f"the run is given up: {ledger.given_up}"
     if ledger.position.lineage < 0:
         return "no trainer has started"
     served = [replica.version.step for replica in binder.usable() if replica.version is not None]
     if not served:
         return "no replica serves a version of this lineage that had its quorum"
-    needed = ledger.staleness.needed_step(ledger.position.step, ledger.unconsumed)
+    needed = binder.needed_for_new()
     if needed is None:
         return "the remaining steps need no further group"
     if needed > max(served):

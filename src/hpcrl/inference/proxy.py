@@ -39,7 +39,7 @@ from hpcrl.inference.openai import ApiError, ChatRequest, completion, error_body
 from hpcrl.inference.recorder import Call, Recorder, Sampled, Session
 from hpcrl.inference.supervisor import Generated
 from hpcrl.inference.tokens import ChatTokenizer, Dialogue
-from hpcrl.protocol.keys import AttemptKey, read_attempt_key, role_key, same_key
+from hpcrl.protocol.keys import AttemptKey, read_attempt_key, records_key, same_key
 from hpcrl.protocol.messages import Sampling
 from hpcrl.protocol.record import Ending, RecordRequest
 
@@ -102,7 +102,7 @@ class Proxy:
     ) -> None:
         self._config = config
         self._secret = secret
-        self._worker_key = role_key(secret, "worker")
+        self._records_key = records_key(secret)
         self._replica_id = replica_id
         self._engine = engine
         self._tokenizer = tokenizer
@@ -163,7 +163,7 @@ class Proxy:
         return JSONResponse({"status": "serving", "version": self._engine.served_version})
 
     async def _record(self, request: Request) -> Response:
-        if not same_key(_bearer(request), self._worker_key):
+        if not same_key(_bearer(request), self._records_key):
             raise ApiError(401, "bad_key", "the side channel needs the worker role's key")
         try:
             attempt_id = RecordRequest.model_validate(await _json(request)).attempt_id

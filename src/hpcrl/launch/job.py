@@ -28,7 +28,7 @@ from hpcrl.launch.watcher import Watcher, first_failure
 from hpcrl.protocol import client as api
 from hpcrl.protocol import messages as m
 from hpcrl.protocol.address import routable_address
-from hpcrl.protocol.keys import new_secret
+from hpcrl.protocol.keyfiles import issue_keys
 from hpcrl.protocol.rundir import RunDir, publish_text
 
 __all__ = ["create_run", "launch_local", "launch_slurm", "new_run_dir"]
@@ -68,7 +68,7 @@ def create_run(root: Path, config: RunConfig) -> RunDir:
         }
     )
     try:
-        publish_text(run.token, new_secret() + "\n", 0o600)
+        issue_keys(run)
         publish_text(run.config, dump_config(absolute))
     except OSError as error:
         raise EnvironmentFault(f"cannot write into the run directory {run.root}: {error.strerror}") from error
@@ -120,6 +120,7 @@ def _open(root: Path, config: RunConfig, resume: bool) -> tuple[RunDir, str | No
         return create_run(root, config), None
     check_resumable(root)
     run = RunDir(root)
+    issue_keys(run)
     before = run.config.read_text(encoding="utf-8")
     for stale in (*run.failures.glob("*.json"), *run.endpoints.glob("*")):
         stale.unlink(missing_ok=True)

@@ -8,6 +8,8 @@ idempotency key, until ``patience_s`` is over: a restart of the coordinator is i
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import random
 import secrets
 import time
@@ -21,7 +23,8 @@ import httpx
 from hpcrl.errors import InfraError
 from hpcrl.protocol import messages as m
 from hpcrl.protocol.history import HistoryRequest, RolloutHistory
-from hpcrl.protocol.keys import Role, role_key
+from hpcrl.protocol.keyfiles import read_keys
+from hpcrl.protocol.keys import Role
 from hpcrl.protocol.rundir import RunDir
 
 __all__ = ["ENDPOINTS", "AsyncClient", "Client", "CoordinatorGone", "Endpoint", "wait_for_endpoint"]
@@ -61,6 +64,7 @@ START = Endpoint("/v1/trainer/start", "trainer", m.TrainerStart, m.TrainerStarte
 PUBLISHED = Endpoint("/v1/trainer/published", "trainer", m.VersionPublished, m.Empty)
 BATCH = Endpoint("/v1/trainer/batch", "trainer", m.BatchRequest, m.Batch, mutates=False)
 BAD_SHARD = Endpoint("/v1/trainer/bad_shard", "trainer", m.BadShard, m.Empty)
+OFF_POLICY = Endpoint("/v1/trainer/off_policy", "trainer", m.OffPolicy, m.Empty)
 CHECKPOINTED = Endpoint("/v1/trainer/checkpointed", "trainer", m.CheckpointDone, m.Empty)
 EVAL = Endpoint("/v1/trainer/eval", "trainer", m.EvalRequest, m.Empty)
 EVAL_STATUS = Endpoint("/v1/trainer/eval_status", "trainer", m.EvalStatusRequest, m.EvalResult, mutates=False)
@@ -87,6 +91,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     PUBLISHED,
     BATCH,
     BAD_SHARD,
+    OFF_POLICY,
     CHECKPOINTED,
     EVAL,
     EVAL_STATUS,
@@ -117,7 +122,7 @@ class _Base:
         self._run = run
         self._role = role
         self._patience_s = patience_s
-        self._key = role_key(run.secret(), role)
+        self._key = read_keys(run, role).coordinator
 
     def _url(self, endpoint: Endpoint[Req, Rep]) -> str:
         base = self._run.endpoint("coordinator")
@@ -142,9 +147,17 @@ class _Base:
     @staticmethod
     def _read(endpoint: Endpoint[Req, Rep], status: int, content: bytes) -> Rep:
         if status != 200:
-            text = content[:500].decode("utf-8", "replace")
-            raise InfraError("coordinator_refused", f"{endpoint.path}: {status} {text}")
+            raise InfraError("coordinator_refused", f"{endpoint.path}: {status} {_error_text(content)}")
         return endpoint.reply.model_validate_json(content)
+
+
+def _error_text(content: bytes) -> str:
+    """The one line of an error's body, or the beginning of whatever was sent instead."""
+    with contextlib.suppress(ValueError):
+        error = json.loads(content)
+        if isinstance(error, dict) and isinstance(error.get("error"), str):
+            return str(error["error"])
+    return content[:500].decode("utf-8", "replace")
 
 
 class Client(_Base):

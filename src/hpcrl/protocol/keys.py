@@ -1,7 +1,11 @@
-"""Bearer keys. Everything is derived from the run's secret (``token`` in the run directory, mode 0600) by HMAC-SHA256.
+"""Bearer keys. Everything is derived from the run's secret by HMAC-SHA256, downwards only: no key tells anything of another.
 
-A *role key* opens the coordinator's routes of that role. An *attempt key* joins model calls to an attempt: it names the attempt,
-its bound policy version, the replica, and whether later versions may answer it, so that a proxy can check it without asking anybody.
+    run's secret ─┬─► role key of worker, scorer, trainer, inference, admin      opens the coordinator's routes of that role
+                  └─► proxy secret ─┬─► attempt keys                             open model calls of one attempt
+                                    └─► records key                              opens the proxies' records of ended attempts
+
+An *attempt key* joins model calls to an attempt: it names the attempt, its bound policy version, the replica, and whether later
+versions may answer it, so that a proxy can check it without asking anybody. Who holds which: ``keyfiles.py``.
 """
 
 from __future__ import annotations
@@ -15,7 +19,18 @@ from typing import Literal, NamedTuple, cast, get_args
 from hpcrl.errors import UserError
 from hpcrl.protocol.version import PolicyVersion
 
-__all__ = ["AttemptKey", "Pin", "Role", "new_secret", "read_attempt_key", "role_key", "same_key", "sign_attempt_key"]
+__all__ = [
+    "AttemptKey",
+    "Pin",
+    "Role",
+    "new_secret",
+    "proxy_secret",
+    "read_attempt_key",
+    "records_key",
+    "role_key",
+    "same_key",
+    "sign_attempt_key",
+]
 
 Role = Literal["worker", "scorer", "trainer", "inference", "admin"]
 
@@ -59,16 +74,26 @@ def role_key(secret: str, role: Role) -> str:
     return _mac(secret, f"role:{role}")
 
 
-def sign_attempt_key(secret: str, key: AttemptKey) -> str:
-    """The API key given to a harness: readable by the proxies of this run, forgeable by nobody without the secret."""
+def proxy_secret(secret: str) -> str:
+    """What the coordinator and the proxies share, and nobody else."""
+    return _mac(secret, "proxies")
+
+
+def records_key(proxies: str) -> str:
+    """The workers' key for records, from the proxy secret."""
+    return _mac(proxies, "records")
+
+
+def sign_attempt_key(proxies: str, key: AttemptKey) -> str:
+    """The API key given to a harness: readable by the proxies of this run, forgeable by nobody without the proxy secret."""
     body = base64.urlsafe_b64encode("\n".join(key).encode()).decode().rstrip("=")
-    return f"sk-{body}.{_mac(secret, 'attempt:' + body)}"
+    return f"sk-{body}.{_mac(proxies, 'attempt:' + body)}"
 
 
-def read_attempt_key(secret: str, text: str) -> AttemptKey | None:
-    """The key's content, or None when it was not signed with this secret."""
+def read_attempt_key(proxies: str, text: str) -> AttemptKey | None:
+    """The key's content, or None when it was not signed with this proxy secret."""
     body, dot, mac = text.removeprefix("sk-").partition(".")
-    if not dot or not same_key(mac, _mac(secret, "attempt:" + body)):
+    if not dot or not same_key(mac, _mac(proxies, "attempt:" + body)):
         return None
     parts = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)).decode().split("\n")
     if len(parts) != 4 or parts[3] not in get_args(Pin):

@@ -16,7 +16,7 @@ from hpcrl.protocol.states import State
 __all__ = [
     "Ack", "ArtifactItem", "ArtifactReport", "BadShard", "Batch", "BatchGroup", "BatchRequest", "CheckpointDone",
     "Empty", "EvalRequest", "EvalResult", "EvalStatusRequest", "FailureItem", "FailureReport", "Finish", "FlipGrant",
-    "FlipRequest", "Heartbeat", "HeartbeatReply", "Lease", "LeaseReply", "LeaseRequest", "Message", "Phase",
+    "FlipRequest", "Heartbeat", "HeartbeatReply", "Lease", "LeaseReply", "LeaseRequest", "Message", "OffPolicy", "Phase",
     "ReplicaReady", "ReplicaRefused", "ReplicaRegister", "Sampling", "ScoreItem", "ScoreReport", "ScoredAttempt",
     "ScoresReply", "ScoresRequest", "ScoringLease", "ScoringReply", "ScoringRequest", "SealedItem", "SealedReport",
     "Status", "StatusRequest", "TrainerStart", "TrainerStarted", "TrajectoryRef", "VersionPublished", "Wait",
@@ -319,6 +319,14 @@ class BadShard(Message):
     version: str
     shard: str
     reason: str
+
+
+class OffPolicy(Message):
+    """Trajectories of the batch for ``version`` deviate too far from its weights (``staleness.max_ratio_dev``): the batch is taken
+    back, they are drawn again. ``deviations``: attempt_id → mean of |π_now/π_behaviour − 1| over its trained tokens."""
+
+    version: str
+    deviations: dict[str, float]
 
 
 class CheckpointDone(Message):

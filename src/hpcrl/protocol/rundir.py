@@ -1,6 +1,6 @@
 """The run directory: one place that knows the names in it, and the one way files are published (temp, fsync, rename).
 
-runs/<run_id>/  config.resolved.yaml  token  coordinator.db  endpoints/  manifests/  shards/  checkpoints/  metrics/
+runs/<run_id>/  config.resolved.yaml  token  keys/  coordinator.db  endpoints/  manifests/  shards/  checkpoints/  metrics/
                 logs/<role>/  artifacts/  model/<version>/  failures/
                 trained.json  status.final.json  end.json  report.html  summary.json
 """
@@ -58,6 +58,11 @@ class RunDir:
     @property
     def token(self) -> Path:
         return self.root / "token"
+
+    @property
+    def keys(self) -> Path:
+        """One file per role, see ``keyfiles.py``."""
+        return self.root / "keys"
 
     @property
     def database(self) -> Path:

@@ -24,7 +24,7 @@ from hpcrl.harness import ChatClient, Limits, Model, Outcome, Reply, run_attempt
 from hpcrl.harness.client import Message
 from hpcrl.harness.loop import CommandOutput, Shell
 from hpcrl.metrics.sink import Value
-from hpcrl.protocol.keys import role_key
+from hpcrl.protocol.keyfiles import read_keys
 from hpcrl.protocol.messages import ArtifactItem, Lease, SealedItem
 from hpcrl.protocol.record import AttemptRecord, RecordRequest
 from hpcrl.protocol.rundir import RunDir
@@ -91,7 +91,7 @@ class AttemptRunner:
         self._pool = pool
         self._images = images
         self._sandbox_limits = limits_of(config)
-        self._worker_key = role_key(run.secret(), "worker")
+        self._records_key = read_keys(run, "worker").records
         self._opening = config.harness.opening()
         self._tasks: dict[str, Task] = {}
 
@@ -126,7 +126,7 @@ class AttemptRunner:
             artifact = await self._artifact(lease, environment, sandbox, outcome)
             timings["artifact"] = time.monotonic() - started
             started = time.monotonic()
-            record = await fetch_record(self._session, lease, self._worker_key)
+            record = await fetch_record(self._session, lease, self._records_key)
             timings["record"] = time.monotonic() - started
         timings["attempt"] = time.monotonic() - began
         _check_record(outcome, record)

@@ -31,6 +31,7 @@ from hpcrl.coordinator.service import Service
 from hpcrl.coordinator.store import Store
 from hpcrl.coordinator.tasks import find_tasks
 from hpcrl.errors import EnvironmentFault, HpcrlError
+from hpcrl.protocol.keys import proxy_secret
 from hpcrl.protocol.rundir import RunDir
 from hpcrl.run.role import record_failure
 
@@ -72,7 +73,7 @@ async def serve(run: RunDir, host: str, port: int, resume: bool) -> int:
     evaluation = find_tasks(config.tasks.eval, "tasks.eval") if config.tasks.eval is not None else []
     require_locks(run.root)
     connection = open_database(run.database)
-    queue = Queue(config, train, evaluation, secret, run.run_id)
+    queue = Queue(config, train, evaluation, proxy_secret(secret), run.run_id)
     restore(queue, connection, clock.now())
     if resume:
         queue.reopen()

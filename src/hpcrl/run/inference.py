@@ -25,6 +25,7 @@ from hpcrl.protocol import client as api
 from hpcrl.protocol import messages as m
 from hpcrl.protocol.address import routable_address
 from hpcrl.protocol.client import Client
+from hpcrl.protocol.keyfiles import read_keys
 from hpcrl.protocol.rundir import RunDir
 from hpcrl.run.replica_reports import ReplicaReports
 from hpcrl.run.role import role_main
@@ -76,7 +77,7 @@ class _Rank:
             self._loop.add_signal_handler(signal.SIGTERM, self._stopped, serving)
         self._replica = Replica(
             self._config,
-            secret=self._run.secret(),
+            secret=read_keys(self._run, "inference").proxies,
             replica_id=self._id,
             model=Path(self._config.model.path),
             initial_version=None,  # nothing is served before a verified flip, not even the start weights

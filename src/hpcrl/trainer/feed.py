@@ -76,6 +76,15 @@ class Feed:
 
         self._ranks.decide(report)
 
+    def off_policy(self, version: PolicyVersion, deviations: dict[str, float]) -> None:
+        """Trajectories (attempt_id → deviation) of the batch for ``version`` are too far from its weights: give the batch back."""
+
+        def report() -> None:
+            log.info("%d trajectories deviate too far from %s and are drawn again", len(deviations), version)
+            self._call(calls.OFF_POLICY, m.OffPolicy(version=str(version), deviations=deviations))
+
+        self._ranks.decide(report)
+
     def evaluate(self, version: PolicyVersion, samples: int) -> m.EvalResult:
         """Have every held-out task sampled with exactly ``version``; waits for the result. Raises Stopped."""
 

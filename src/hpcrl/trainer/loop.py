@@ -7,6 +7,7 @@
     while step < steps:
         BATCH(L.S) ── waits for complete groups ── ◀── workers seal shards, the coordinator joins them
         read own share of the shards; a bad one: quarantined, told (BAD_SHARD), BATCH again
+        with staleness.max_ratio_dev: forward pass; trajectories past it: told (OFF_POLICY), BATCH again
         update
         publish L.(S+1)                               waits for the transfer of the version before
         checkpoint every N steps and at the end ──▶ CHECKPOINTED
@@ -151,7 +152,7 @@ class Trainer:
 
     def _one_step(self, version: PolicyVersion, publisher: WeightPublisher) -> PolicyVersion:
         started = time.monotonic()
-        batch = self._readable_batch(version)
+        batch = self._usable_batch(version)
         waited = time.monotonic() - started
         values = self._step.run(batch)
         following = PolicyVersion(version.lineage, version.step + 1)
@@ -163,13 +164,17 @@ class Trainer:
         self._report(following.step, values)
         return following
 
-    def _readable_batch(self, version: PolicyVersion) -> Batch:
-        """The batch for ``version``, asked for again until every shard of it can be read (the coordinator bounds how often)."""
-        batch = self._feed.batch(version)
-        while bad := self._step.bad_shards(batch):
-            self._feed.bad_shards(version, bad, self._run.root)
+    def _usable_batch(self, version: PolicyVersion) -> Batch:
+        """The batch for ``version``, asked for again until every shard of it can be read and no trajectory of it deviates too far
+        from the present weights (the coordinator bounds how often)."""
+        while True:
             batch = self._feed.batch(version)
-        return batch
+            if bad := self._step.bad_shards(batch):
+                self._feed.bad_shards(version, bad, self._run.root)
+            elif far := self._step.off_policy(batch):
+                self._feed.off_policy(version, far)
+            else:
+                return batch
 
     def _save(self, version: PolicyVersion) -> PolicyVersion:
         started = time.monotonic()

@@ -14,6 +14,7 @@ from hpcrl.metrics.sink import Value
 from hpcrl.protocol.messages import Batch, TrajectoryRef
 from hpcrl.protocol.version import PolicyVersion
 from hpcrl.trainer.batch import MicroBatch, pack, sequences_of
+from hpcrl.trainer.deviation import ratio_deviations
 from hpcrl.trainer.distributed import Ranks
 from hpcrl.trainer.losses import TokenSums
 from hpcrl.trainer.plan import StepPlan, plan_step
@@ -60,6 +61,26 @@ class TrainingStep:
         own = (index for minibatch in plan.minibatches for index in minibatch.shares[self._ranks.rank])
         found = self._ranks.gather(self._shards.bad_among(plan.refs[index].shard for index in own))
         return {shard: reason for bad in found for shard, reason in bad.items()}
+
+    def off_policy(self, batch: Batch) -> dict[str, float]:
+        """Attempts of the batch that would be trained although they deviate from the present weights by more than
+        ``staleness.max_ratio_dev``, with their deviation; the same answer on every rank. Empty, at no cost, without that bound."""
+        bound = self._config.staleness.max_ratio_dev
+        if bound is None:
+            return {}
+        plan, version = self._plan(batch), PolicyVersion.parse(batch.version)
+        own = [index for minibatch in plan.minibatches for index in minibatch.shares[self._ranks.rank]]
+
+        def measure() -> dict[str, float]:
+            refs = [plan.refs[index] for index in own]
+            found = self._shards.read_many([(ref.shard, ref.row) for ref in refs])
+            deviations = ratio_deviations(
+                self._updater.policy, found, version, self._config.trainer.max_tokens_per_pack
+            )
+            return {ref.attempt_id: value for ref, value in zip(refs, deviations, strict=True) if not value <= bound}
+
+        parts = self._ranks.gather(self._ranks.together(measure))
+        return {attempt_id: value for part in parts for attempt_id, value in part.items()}
 
     def _plan(self, batch: Batch) -> StepPlan:
         section = self._config.trainer

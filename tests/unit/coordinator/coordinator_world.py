@@ -64,9 +64,10 @@ class Harness:
         if isinstance(request, m.TrainerStart):
             after = groups_consumed_after(self.db, request.checkpoint_step or 0)
             reply: Any = self.queue.start(request, after, self.now)
-        elif isinstance(request, m.BadShard):
+        elif isinstance(request, m.BadShard | m.OffPolicy):
             after = groups_consumed_after(self.db, PolicyVersion.parse(request.version).step)
-            reply = self.queue.bad_shard(request, after, self.now)
+            given_back: Any = self.queue.bad_shard if isinstance(request, m.BadShard) else self.queue.off_policy
+            reply = given_back(request, after, self.now)
         else:
             reply = self.queue.calls[endpoint.path](request, self.now)
         self.save()
@@ -147,6 +148,20 @@ class Harness:
         return self.call(c.BATCH, m.BatchRequest(version=version))
 
 
+def harness(*replicas: str, **sections: dict[str, Any]) -> Harness:
+    """A started run whose replicas all serve 0.0."""
+    world = Harness(make_config(**sections))
+    world.register(*replicas or ("r0",))
+    world.start()
+    world.publish("0.0", *replicas or ("r0",))
+    return world
+
+
+def beat(world: Harness, *attempts: str, worker: str = "w", running: bool = False) -> dict[str, str]:
+    request = m.Heartbeat(worker_id=worker, attempt_ids=list(attempts), running=list(attempts) if running else [])
+    return world.call(c.HEARTBEAT, request).cancelled
+
+
 def seal_item(attempt_id: str, version: str, now: float) -> m.SealedItem:
     place = {"shard": f"shards/{attempt_id}.h5", "row": 0, "tokens": 10, "trained_tokens": 5}
     span = {"oldest_version": version, "newest_version": version, "first_token_at": now}
@@ -161,6 +176,7 @@ class Odds:
     silent: float = 0.0
     restart: float = 0.0
     refuse: float = 0.0
+    far: float = 0.0
 
 
 @dataclass
@@ -209,7 +225,7 @@ class World(Harness):
             self.newest = str(version)
             if version.step == self.config.trainer.steps:
                 return
-            while (batch := self._batch_or_hope(str(version))) is None or batch.groups is None:
+            while (batch := self._batch_or_hope(str(version))) is None or batch.groups is None or self._far(batch):
                 yield "waiting"
             if self.rng.random() < 0.3:
                 assert self.batch(str(version)) == batch
@@ -229,6 +245,19 @@ class World(Harness):
             if "was refused by" not in str(error):
                 raise
             return None
+
+    def _far(self, batch: m.Batch) -> bool:
+        """Whether the batch is given back, because some of its older trajectories are too far from the weights of today."""
+        older = [
+            reference.attempt_id
+            for group in batch.groups or ()
+            for reference in group.trajectories
+            if reference.oldest_version != batch.version and self.rng.random() < self.odds.far
+        ]
+        if older:
+            deviations = dict.fromkeys(older, 0.5)
+            self.call(c.OFF_POLICY, m.OffPolicy(version=batch.version, deviations=deviations))
+        return bool(older)
 
     def _replicas_act(self) -> None:
         for name in self.names:

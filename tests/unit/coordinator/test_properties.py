@@ -17,6 +17,7 @@ odds = st.builds(
     silent=st.sampled_from([0.0, 0.03]),
     restart=st.sampled_from([0.0, 0.05]),
     refuse=st.sampled_from([0.0, 0.2]),
+    far=st.sampled_from([0.0, 0.3, 1.0]),
 )
 
 
@@ -28,7 +29,11 @@ def worlds(draw: st.DrawFn, crash: bool = False) -> World:
         staleness={"max_policy_lag": draw(st.integers(0, 3))},
         rollout={"group_size": draw(st.integers(1, 4)), "attempt_timeout_s": 20.0},
         trainer={"steps": draw(st.integers(2, 6)), "groups_per_step": draw(st.integers(1, 4))},
-        coordinator={"infra_retries": draw(st.integers(0, 3))},
+        coordinator={
+            "infra_retries": draw(st.integers(0, 3)),
+            "redraws": draw(st.integers(0, 3)),
+            "failed_groups": 10_000,
+        },
         weights={"quorum": draw(st.sampled_from([None, 1, replicas])), "drain_timeout_s": 20.0, **pinning},
         inference={"replicas": replicas},
     )

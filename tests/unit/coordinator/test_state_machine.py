@@ -45,7 +45,13 @@ class CoordinatorMachine(RuleBasedStateMachine):
             staleness={"max_policy_lag": lag},
             rollout={"group_size": group_size, "attempt_timeout_s": 100.0},
             trainer={"steps": 50, "groups_per_step": per_step},
-            coordinator={"lease_s": 30.0, "infra_retries": retries, "redraws": 10_000},
+            coordinator={
+                "lease_s": 30.0,
+                "infra_retries": retries,
+                "data_retries": 10_000,
+                "redraws": 10_000,
+                "failed_groups": 10_000,
+            },
             scoring={"lease_s": 45.0},
         )
         self.model = Model(group_size, per_step, lag, 30.0, 100.0, 45.0, retries)
@@ -183,8 +189,8 @@ class CoordinatorMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------ trainer
 
-    @rule()
-    def batch(self) -> None:
+    @rule(data=st.data(), flaw=st.sampled_from([None, None, "ratio", "shard"]))
+    def batch(self, data: st.DataObject, flaw: str | None) -> None:
         version = f"{self.model.lineage}.{self.model.position}"
         expected = self.model.complete()[: self.model.per_step]
         groups = self.send(c.BATCH, m.BatchRequest(version=version, wait_s=0))["groups"]
@@ -195,7 +201,18 @@ class CoordinatorMachine(RuleBasedStateMachine):
         names = [t["attempt_id"] for group in groups for t in group["trajectories"]]
         self.model.consume(set(names))
         assert self.send(c.BATCH, m.BatchRequest(version=version, wait_s=0))["groups"] == groups
-        self.serve()
+        if flaw is None:
+            self.serve()
+            return
+        spoiled = data.draw(st.sets(st.sampled_from(sorted(names)), min_size=1))
+        if flaw == "ratio":
+            self.send(c.OFF_POLICY, m.OffPolicy(version=version, deviations=dict.fromkeys(spoiled, 0.5)))
+            self.model.give_back(spoiled, "cancelled")
+            self.model.floor = self.model.position
+        else:
+            [name, *_] = sorted(spoiled)
+            self.send(c.BAD_SHARD, m.BadShard(version=version, shard=f"shards/{name}.h5", reason="truncated"))
+            self.model.give_back({name}, "infra_failed")
 
     @rule(back=st.integers(0, 3))
     def resume(self, back: int) -> None:

@@ -41,6 +41,7 @@ class Model:
     retries: int
     position: int = 0
     lineage: int = -1
+    floor: int = 0
     tries: dict[str, Try] = field(default_factory=dict)
     current: dict[str, Try | None] = field(default_factory=dict)
     failures: dict[str, int] = field(default_factory=dict)
@@ -86,6 +87,7 @@ class Model:
         assert group not in self.closed and rollout not in self.dead
         assert self.current.get(rollout) is None, "a rollout with an attempt under way was leased again"
         assert self.position - step <= self.lag, "an attempt was bound to a version that is out of the bound"
+        assert step >= self.floor, "an attempt was bound to a version from which the weights had moved too far"
         for index in range(self.group_size):
             self.current.setdefault(f"{group}-r{index}", None)
         made = Try(name, rollout, worker, step, now + self.lease_s, now + self.attempt_s + self.lease_s)
@@ -135,6 +137,15 @@ class Model:
         self.last_batch = frozenset(names)
         self.redraw()
 
+    def give_back(self, spoiled: set[str], end: str) -> None:
+        """The batch given out last is not trained; ``spoiled`` of it are drawn again."""
+        self.position -= 1
+        for name in self.last_batch or ():
+            self.tries[name].state, self.tries[name].consumed = "accepted", None
+        for name in spoiled:
+            self.end(self.tries[name], end)
+        self.last_batch = None
+
     def redraw(self) -> None:
         for known in self.tries.values():
             if known.state in (*LIVE, "accepted") and self.position - known.step > self.lag:
@@ -147,4 +158,5 @@ class Model:
             elif known.state == "consumed" and (known.consumed or 0) > step:
                 known.state, known.consumed = "accepted", None
         self.lineage, self.position, self.last_batch = self.lineage + 1, step, None
+        self.floor = min(self.floor, step)
         self.redraw()
