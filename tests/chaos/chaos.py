@@ -29,7 +29,7 @@ from stack import GROUP_SIZE, GROUPS_PER_STEP, ROLES, Stack
 
 from hpcrl.coordinator.check import check_database
 from hpcrl.coordinator.database import open_for_reading
-from hpcrl.protocol.keys import AttemptKey
+from hpcrl.protocol.keys import AttemptKey, proxy_secret
 from hpcrl.protocol.states import State
 
 EDGES = (State.LEASED, State.RUNNING, State.ARTIFACT_READY, State.SCORED, State.ACCEPTED, State.CONSUMED)
@@ -109,7 +109,7 @@ def play(stack: Stack, chance: random.Random | None, until: float) -> tuple[Chao
     """One run to its end; chaos, if any, stops at ``until``. Returns what was wrong so far."""
     chaos = None if chance is None else Chaos(stack, chance)
     problems: list[str] = []
-    with FakeReplica(stack.run.secret(), "r0", agent) as replica:
+    with FakeReplica(proxy_secret(stack.run.secret()), "r0", agent) as replica:
         stack.replica_url = replica.base_url
         stack.start()
         deadline = time.monotonic() + ROUND_S

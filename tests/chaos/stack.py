@@ -17,7 +17,7 @@ from pathlib import Path
 from hpcrl.config import dump_config, parse_config
 from hpcrl.protocol import client as c
 from hpcrl.protocol import messages as m
-from hpcrl.protocol.keys import new_secret
+from hpcrl.protocol.keyfiles import issue_keys
 from hpcrl.protocol.rundir import RunDir, publish_text
 
 __all__ = ["GROUPS_PER_STEP", "GROUP_SIZE", "ROLES", "Stack"]
@@ -77,7 +77,7 @@ class Stack:
             "inference": {"request_timeout_s": 20.0},
         }
         publish_text(self.run.config, dump_config(parse_config(config)))
-        publish_text(self.run.token, new_secret(), 0o600)
+        issue_keys(self.run)
         # Run by root, containers are an ordinary user's, who cannot pass private directories.
         self.scratch = Path(tempfile.mkdtemp(prefix="hpcrl-chaos-scratch-"))
         self.scratch.chmod(0o711)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from hpcrl.protocol.keys import AttemptKey, read_attempt_key, role_key
+from hpcrl.protocol.keys import AttemptKey, read_attempt_key, records_key
 from hpcrl.protocol.messages import Sampling
 from hpcrl.protocol.record import AttemptRecord, RequestRecord, VersionSpan
 
@@ -126,7 +126,7 @@ class FakeReplica:
 
     async def _record(self, request: web.Request) -> web.Response:
         given = request.headers["Authorization"].removeprefix("Bearer ")
-        if not hmac.compare_digest(given, role_key(self._secret, "worker")):
+        if not hmac.compare_digest(given, records_key(self._secret)):
             return web.json_response({"error": {"message": "bad key"}}, status=401)
         attempt_id = (await request.json())["attempt_id"]
         session = self._sessions.get(attempt_id)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from hpcrl.protocol.keys import AttemptKey, Pin, role_key, sign_attempt_key
+from hpcrl.protocol.keys import AttemptKey, Pin, records_key, sign_attempt_key
 from hpcrl.protocol.record import AttemptRecord
 from hpcrl.protocol.version import PolicyVersion
 from hpcrl.weights.digest import chunk_digest
@@ -94,7 +94,7 @@ class Client:
         return await self.post("/v1/chat/completions", {"model": "policy", "messages": messages, **more})
 
     async def record(self) -> AttemptRecord:
-        status, body = await self.post("/side/record", {"attempt_id": self.attempt}, role_key(SECRET, "worker"))
+        status, body = await self.post("/side/record", {"attempt_id": self.attempt}, records_key(SECRET))
         assert status == 200, body
         return AttemptRecord.model_validate(body)
 

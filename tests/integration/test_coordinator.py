@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import httpx
 import pytest
@@ -17,7 +18,8 @@ import pytest
 from hpcrl.config import dump_config, parse_config
 from hpcrl.protocol import client as c
 from hpcrl.protocol import messages as m
-from hpcrl.protocol.keys import new_secret, read_attempt_key, role_key
+from hpcrl.protocol.keyfiles import issue_keys, read_keys
+from hpcrl.protocol.keys import Role, read_attempt_key
 from hpcrl.protocol.rundir import RunDir, publish_text
 from hpcrl.protocol.states import State
 
@@ -77,7 +79,7 @@ def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
     )
     run = RunDir(tmp_path / "run-1")
     run.create()
-    publish_text(run.token, new_secret(), 0o600)
+    issue_keys(run)
     publish_text(run.config, dump_config(config))
     process = Coordinator(run)
     process.start()
@@ -164,7 +166,7 @@ def test_a_run_survives_kill_9_at_every_stage(coordinator: Coordinator) -> None:
     assert len(leases) == 4
     assert {lease.policy_version for lease in leases} == {"0.0"}
     crash()
-    key = read_attempt_key(coordinator.run.secret(), leases[0].api_key)
+    key = read_attempt_key(read_keys(coordinator.run, "inference").proxies, leases[0].api_key)
     assert key == (leases[0].attempt_id, "0.0", "r0", "trajectory")
     assert len(roles.artifact(leases).accepted) == 4
     crash()
@@ -186,7 +188,7 @@ def test_a_run_survives_kill_9_at_every_stage(coordinator: Coordinator) -> None:
 def test_a_repeated_call_gets_the_first_answer_across_a_crash(coordinator: Coordinator) -> None:
     run, roles = coordinator.run, Roles(coordinator.run)
     roles.begin()
-    headers = {"Authorization": f"Bearer {role_key(run.secret(), 'worker')}", "Idempotency-Key": "k1"}
+    headers = {"Authorization": f"Bearer {read_keys(run, 'worker').coordinator}", "Idempotency-Key": "k1"}
     body = m.LeaseRequest(worker_id="w", n=3).model_dump_json()
     first = httpx.post(coordinator.url + c.LEASE.path, content=body, headers=headers)
     assert len(first.json()["leases"]) == 3
@@ -240,7 +242,7 @@ def test_errors_are_one_clear_line(coordinator: Coordinator) -> None:
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         return httpx.post(url + path, content=content, headers=headers)
 
-    worker, admin = role_key(run.secret(), "worker"), role_key(run.secret(), "admin")
+    worker, admin = read_keys(run, "worker").coordinator, read_keys(run, "admin").coordinator
     assert httpx.get(url + "/health").status_code == 200
     assert post(c.STATUS.path, "{}", None).status_code == 401
     assert post(c.STATUS.path, "{}", "guess").status_code == 401
@@ -253,6 +255,19 @@ def test_errors_are_one_clear_line(coordinator: Coordinator) -> None:
     assert post(c.BATCH.path, '{"version": "one"}', admin).status_code == 422
     conflict = post(c.BATCH.path, '{"version": "3.4"}', admin)
     assert conflict.status_code == 409 and "lineage" in conflict.json()["error"]
+
+
+def test_every_call_is_its_roles_alone(coordinator: Coordinator) -> None:
+    """Above all: a worker cannot score, and nobody but the trainer decides what is trained."""
+    keys = {role: read_keys(coordinator.run, role).coordinator for role in get_args(Role)}
+    with httpx.Client(base_url=coordinator.url, trust_env=False) as http:
+        for endpoint in c.ENDPOINTS:
+            for role, key in keys.items():
+                headers = {"Authorization": f"Bearer {key}", "Idempotency-Key": "k"}
+                status = http.post(endpoint.path, content="no JSON", headers=headers).status_code
+                assert status == (422 if role in (endpoint.role, "admin") else 403), (endpoint.path, role)
+        for stolen in (coordinator.run.secret(), read_keys(coordinator.run, "inference").proxies):
+            assert http.post(c.STATUS.path, headers={"Authorization": f"Bearer {stolen}"}).status_code == 401
 
 
 def test_a_second_coordinator_is_refused(coordinator: Coordinator) -> None:

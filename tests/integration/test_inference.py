@@ -18,7 +18,7 @@ from hpcrl.config.schema import InferenceSection, ModelSection, RolloutSection, 
 from hpcrl.errors import InfraError
 from hpcrl.inference.guard import session_members
 from hpcrl.inference.replica import Replica
-from hpcrl.protocol.keys import role_key
+from hpcrl.protocol.keys import records_key
 from hpcrl.protocol.record import AttemptRecord
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -125,7 +125,7 @@ def test_refusals_name_the_cause(loop: Loop, served: tuple[Replica, str]) -> Non
             await Client(url, "a").chat([{"role": "user", "content": "x" * 600}]),
             await Client(url, "a").post("/v1/chat/completions", {"messages": question}, key="sk-wrong.key"),
             await Client(url, "a").post("/side/record", {"attempt_id": "a"}),
-            await Client(url, "a").post("/side/record", {"attempt_id": "never"}, role_key(SECRET, "worker")),
+            await Client(url, "a").post("/side/record", {"attempt_id": "never"}, records_key(SECRET)),
         ]
         return [(status, body["error"]["code"]) for status, body in answers]
 

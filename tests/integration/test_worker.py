@@ -20,9 +20,10 @@ from hpcrl.config import dump_config, parse_config
 from hpcrl.protocol import client as calls
 from hpcrl.protocol import messages as m
 from hpcrl.protocol.client import Client, wait_for_endpoint
-from hpcrl.protocol.keys import AttemptKey, new_secret
+from hpcrl.protocol.keyfiles import issue_keys
+from hpcrl.protocol.keys import AttemptKey, proxy_secret
 from hpcrl.protocol.record import AttemptRecord
-from hpcrl.protocol.rundir import RunDir, publish_text
+from hpcrl.protocol.rundir import RunDir
 from hpcrl.protocol.states import State
 from hpcrl.report import collect, summarize
 from hpcrl.trajectory import ShardCache
@@ -69,7 +70,7 @@ class World:
             data.setdefault(section, {}).update(values)
         self.config = parse_config(data)
         self.run.config.write_text(dump_config(self.config))
-        publish_text(self.run.token, new_secret(), 0o600)
+        issue_keys(self.run)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         # Run by root, containers are an ordinary user's, who cannot pass pytest's private directories.
         self.scratch = Path(tempfile.mkdtemp(prefix="hpcrl-test-"))
@@ -142,7 +143,7 @@ def world(
 ) -> Iterator[tuple[World, FakeReplica]]:
     made = World(tmp_path, **changes)
     with ExitStack() as stack:
-        replica = stack.enter_context(FakeReplica(made.run.secret(), "r0", script))
+        replica = stack.enter_context(FakeReplica(proxy_secret(made.run.secret()), "r0", script))
         stack.callback(made.close)
         made.start("coordinator")
         wait_for_endpoint(made.run, "coordinator", 30.0)

@@ -256,15 +256,16 @@ class Ledger:
         elif group.split == "train":
             self.unconsumed -= 1
             self.tally.add("groups", f"closed:{reason}")
-            self._reckon()
+            self.reckon()
         self.changes.group(group)
         self.wakes |= {"lease", "flip"}
 
-    def _reckon(self) -> None:
+    def reckon(self) -> None:
         """Lower ``min_step`` of the unconsumed groups whose places in the line moved forward because one ahead was closed.
 
         So the first groups of the line can always be bound to the version the next batch is trained at, and a batch always comes
-        about. A resume moves no group forward: it takes back as many groups as it takes back steps.
+        about. To be called when a group was closed, and when groups were taken back: one ahead of them may have been closed while
+        they were in a batch.
         """
         line = sorted(
             (g for g in self.groups.values() if g.split == "train" and g.head is None), key=lambda group: group.seq

@@ -48,6 +48,7 @@ class TrainerCalls:
         ledger.changes.unconsume(step)
         ledger.set_position(Position(ledger.position.lineage + 1, step))
         ledger.set_floor(min(ledger.floor, step))
+        ledger.reckon()
         self.last_batch = None
         self.give_up_spoiled(now)
         ledger.wake_all()
@@ -177,6 +178,7 @@ class TrainerCalls:
             take_back(ledger, group, now)
         ledger.changes.unconsume(version.step)
         ledger.set_position(Position(*version))
+        ledger.reckon()
         self.last_batch = None
 
     def bad_shard(self, request: m.BadShard, consumed: Iterable[Group], now: float) -> m.Empty:

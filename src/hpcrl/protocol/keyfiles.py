@@ -60,4 +60,6 @@ def read_keys(run: RunDir, role: Role) -> RoleKeys:
             "the job, and the file this user's?"
         ) from error
     except (ValueError, TypeError) as error:
-        raise EnvironmentFault(f"{path} holds no keys: {error}; it is written when the run is created or resumed") from error
+        raise EnvironmentFault(
+            f"{path} holds no keys: {error}; it is written when the run is created or resumed"
+        ) from error

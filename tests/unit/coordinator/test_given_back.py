@@ -150,3 +150,23 @@ def test_a_given_back_head_takes_its_stragglers_along() -> None:
     batch = world.batch("0.0").groups
     assert batch is not None
     assert sorted(r.rollout_id for r in batch[0].trajectories) == [f"g000000-r{index}" for index in range(3)]
+
+
+def test_groups_that_moved_up_while_they_were_in_a_batch_can_be_drawn_again_at_once() -> None:
+    """Complete ahead of their time through a resume, they were given out while those before them were closed as stale."""
+    world = harness(trainer={"steps": 2, "groups_per_step": 2}, coordinator={"redraws": 1})
+    world.finish_attempts(world.lease(4))
+    assert world.batch("0.0").groups is not None
+    world.publish("0.1", "r0")
+    world.finish_attempts(world.lease(4))
+    world.start(checkpoint=None)
+    world.register("r0")
+    world.publish("1.0", "r0")
+    first = world.batch("1.0").groups
+    assert first is not None
+    too_far(world, *(group.trajectories[0] for group in first), version="1.0")
+    second = world.batch("1.0").groups
+    assert second is not None and [group.group_id for group in second] == ["g000002", "g000003"]
+    too_far(world, second[0].trajectories[0], second[1].trajectories[0], version="1.0")
+    assert world.status().groups["closed:stale"] == 2
+    assert {lease.rollout_id for lease in world.lease(9)} == {"g000002-r0", "g000003-r0"}

@@ -11,7 +11,7 @@ from hpcrl.config.schema import ModelSection, RolloutSection, RunConfig, TasksSe
 from hpcrl.errors import InfraError
 from hpcrl.inference.proxy import Proxy
 from hpcrl.inference.supervisor import Generated, TokenSpan
-from hpcrl.protocol.keys import AttemptKey, Pin, role_key, sign_attempt_key
+from hpcrl.protocol.keys import AttemptKey, Pin, records_key, sign_attempt_key
 from hpcrl.protocol.messages import Sampling
 from hpcrl.protocol.record import AttemptRecord
 
@@ -77,7 +77,7 @@ class Bench:
         )
 
     async def fetch(self, attempt: str = "a0") -> httpx.Response:
-        key = role_key(SECRET, "worker")
+        key = records_key(SECRET)
         return await self.client.post(
             "/side/record", json={"attempt_id": attempt}, headers={"Authorization": f"Bearer {key}"}
         )
@@ -229,7 +229,7 @@ def test_keys() -> None:
     async def scenario(b: Bench) -> None:
         wrong_replica = sign_attempt_key(SECRET, AttemptKey("a0", "0.1", "r1"))
         forged = sign_attempt_key("other", AttemptKey("a0", "0.1", "r0"))
-        worker = role_key(SECRET, "worker")
+        worker = records_key(SECRET)
         found = []
         for key in (wrong_replica, forged, worker, ""):
             answer = await b.client.get("/v1/models", headers={"Authorization": f"Bearer {key}"})

@@ -17,6 +17,7 @@ from hpcrl.errors import InfraError
 from hpcrl.protocol import client as api
 from hpcrl.protocol import messages as m
 from hpcrl.protocol.client import ENDPOINTS, AsyncClient, Client, CoordinatorGone, Endpoint, wait_for_endpoint
+from hpcrl.protocol.keyfiles import issue_keys
 from hpcrl.protocol.keys import role_key
 from hpcrl.protocol.rundir import RunDir, publish_text
 
@@ -93,6 +94,7 @@ def run(tmp_path: Path) -> RunDir:
     found = RunDir(tmp_path / "run")
     found.create()
     publish_text(found.token, "the secret\n", 0o600)
+    issue_keys(found)
     return found
 
 

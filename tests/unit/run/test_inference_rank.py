@@ -13,6 +13,7 @@ from hpcrl.config.schema import ModelSection, RunConfig, TasksSection
 from hpcrl.inference.proxy import Stats
 from hpcrl.inference.supervisor import Flipped
 from hpcrl.protocol import messages as m
+from hpcrl.protocol.keyfiles import issue_keys
 from hpcrl.protocol.rundir import RunDir
 from hpcrl.run import inference
 from hpcrl.weights.receiver import Timings
@@ -55,7 +56,7 @@ class Coordinator:
 def test_a_rank_reports_its_dead_engine_and_what_still_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunDir(tmp_path / "run")
     run.create()
-    run.token.write_text("secret")
+    issue_keys(run)
     monkeypatch.setattr(inference, "Replica", Engine)
     monkeypatch.setattr(inference, "Client", Coordinator)
     unused: Any = None
