@@ -173,6 +173,7 @@ class World(Harness):
     replicas: int = 2
     slots: int = 6
     crash_at: int | None = None
+    evaluates: bool = False
     batches: dict[str, m.Batch] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -207,6 +208,10 @@ class World(Harness):
         while True:
             self.call(c.PUBLISHED, m.VersionPublished(version=str(version), digest="d", nbytes=1))
             self.newest = str(version)
+            if self.evaluates and (version.step == 0 or self.rng.random() < 0.5):
+                self.call(c.EVAL, m.EvalRequest(version=str(version), samples=2))
+                while not self._evaluated(str(version)):
+                    yield "evaluating"
             if version.step == self.config.trainer.steps:
                 return
             while (batch := self._batch_or_hope(str(version))) is None or batch.groups is None:
@@ -229,6 +234,15 @@ class World(Harness):
             if "was refused by" not in str(error):
                 raise
             return None
+
+    def _evaluated(self, version: str) -> bool:
+        try:
+            result = self.call(c.EVAL_STATUS, m.EvalStatusRequest(version=version))
+        except Refused as error:
+            if "was refused by" not in str(error):
+                raise
+            return False
+        return result.done == result.total
 
     def _replicas_act(self) -> None:
         for name in self.names:
