@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -61,12 +62,14 @@ class Job:
             time.sleep(0.5)
 
     def evidence(self) -> str:
-        """For a failed assertion: the job's output and the end of every log."""
+        """For a failed assertion: the job's output, who waits for whom, and the end of every log."""
         ends = []
         for log in sorted(self.run_dir.glob("logs/*/*.log")):
             lines = log.read_text(errors="replace").strip().splitlines()[-12:]
             ends.append(f"--- {log.relative_to(self.run_dir)}\n" + "\n".join(lines))
-        return "\n".join([f"job {self.job_id} printed:", self.text(), *ends])
+        argv = [str(Path(sys.executable).with_name("hpcrl")), "status", str(self.run_dir)]
+        status = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+        return "\n".join([f"job {self.job_id} printed:", self.text(), "--- status", status.stdout, *ends])
 
     def text(self) -> str:
         """What the job printed."""

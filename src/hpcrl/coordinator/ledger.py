@@ -194,6 +194,8 @@ class Ledger:
         self.wakes.add("batch")
 
     def _unlist(self, group: Group) -> None:
+        if group.split == "eval":
+            return  # never listed; its seq, the number of its task, may be that of a training group
         if group.head is None:
             self.complete.pop(group.seq, None)
         else:

@@ -189,6 +189,7 @@ class World(Harness):
     replicas: int = 2
     slots: int = 6
     crash_at: int | None = None
+    evaluates: bool = False
     batches: dict[str, m.Batch] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -223,6 +224,10 @@ class World(Harness):
         while True:
             self.call(c.PUBLISHED, m.VersionPublished(version=str(version), digest="d", nbytes=1))
             self.newest = str(version)
+            if self.evaluates and (version.step == 0 or self.rng.random() < 0.5):
+                self.call(c.EVAL, m.EvalRequest(version=str(version), samples=2))
+                while not self._evaluated(str(version)):
+                    yield "evaluating"
             if version.step == self.config.trainer.steps:
                 return
             while (batch := self._batch_or_hope(str(version))) is None or batch.groups is None or self._far(batch):
@@ -258,6 +263,15 @@ class World(Harness):
             deviations = dict.fromkeys(older, 0.5)
             self.call(c.OFF_POLICY, m.OffPolicy(version=batch.version, deviations=deviations))
         return bool(older)
+
+    def _evaluated(self, version: str) -> bool:
+        try:
+            result = self.call(c.EVAL_STATUS, m.EvalStatusRequest(version=version))
+        except Refused as error:
+            if "was refused by" not in str(error):
+                raise
+            return False
+        return result.done == result.total
 
     def _replicas_act(self) -> None:
         for name in self.names:

@@ -44,6 +44,7 @@ def worlds(draw: st.DrawFn, crash: bool = False) -> World:
         replicas=replicas,
         slots=draw(st.integers(1, 12)),
         crash_at=draw(st.integers(1, 60)) if crash else None,
+        evaluates=draw(st.booleans()),
     )
 
 

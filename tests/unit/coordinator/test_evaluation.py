@@ -1,13 +1,12 @@
-"""Evaluations, and the end of a run."""
+"""Evaluations beside training: what they are bound to, and what they must leave alone."""
 
 from __future__ import annotations
 
 import pytest
-from coordinator_world import Harness, beat, harness, make_config
+from coordinator_world import Harness, beat, harness
 
 from hpcrl.protocol import client as c
 from hpcrl.protocol import messages as m
-from hpcrl.protocol.states import State
 
 
 def evaluate(world: Harness, version: str) -> m.EvalResult:
@@ -51,32 +50,13 @@ def test_a_replica_does_not_leave_a_version_under_evaluation() -> None:
     assert world.flip("r0", "0.1")
 
 
-def test_finish_stops_everybody() -> None:
+def test_a_held_out_task_that_ends_leaves_the_training_group_of_the_same_number_complete() -> None:
     world = harness()
-    leases = world.lease(2)
-    world.call(c.FINISH, m.Finish())
-    assert world.call(c.LEASE, m.LeaseRequest(worker_id="w", n=1)).stop
-    assert world.call(c.LEASE_SCORING, m.ScoringRequest(scorer_id="s", n=1)).stop
-    reply = world.call(c.HEARTBEAT, m.Heartbeat(worker_id="w", attempt_ids=[leases[0].attempt_id]))
-    assert reply.stop and reply.cancelled == {leases[0].attempt_id: "shutdown"}
-    status = world.status()
-    assert status.stopped and status.attempts == {State.CANCELLED: 2}
-
-
-def test_a_reopened_run_leases_nothing_until_its_new_replicas_serve() -> None:
-    """What the database remembers of replicas are the addresses of dead processes."""
-    world = Harness(make_config())
-    world.start()
-    world.register("r0")
-    world.publish("0.0", "r0")
-    world.call(c.FINISH, m.Finish())
-    world.restart()
-    world.queue.reopen()
-    world.save()
-    assert world.lease(4) == []
-    world.restart()
-    assert world.lease(4) == []
-    world.start(0)
-    world.register("r0")
-    world.publish("1.0", "r0")
-    assert {lease.policy_version for lease in world.lease(4)} == {"1.0"}
+    world.call(c.EVAL, m.EvalRequest(version="0.0", samples=1))
+    evaluation, training = world.lease(2), world.lease(4)
+    assert [lease.group_id for lease in evaluation] == ["e0.0-0", "e0.0-1"]
+    assert {lease.group_id for lease in training} == {"g000000", "g000001"}
+    world.finish_attempts(training)
+    world.finish_attempts(evaluation)
+    groups = world.batch("0.0").groups
+    assert groups is not None and [group.group_id for group in groups] == ["g000000", "g000001"]
