@@ -1,6 +1,6 @@
 """Kill -9 of everything, at random moments and at every edge of the state machine; then the books must balance.
 
-    python tests/chaos/chaos.py --minutes 10 --seed 1 [--backend apptainer]
+    python tests/chaos/chaos.py --minutes 10 --seed 1 [--kills 100] [--backend apptainer]
 
 First an unbroken run, then rounds of the same run in which worker, scorer, coordinator and trainer step are killed, paused past their
 lease, and sealed shards damaged, until the minutes are over. Each round ends by itself, and then what its last checkpoint was trained
@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
@@ -46,16 +47,20 @@ def agent(key: AttemptKey, messages: Messages) -> str:
 
 
 class Chaos:
-    """What is done to a stack. ``done`` counts it by kind."""
+    """What is done to one stack after the other. ``done`` counts it by kind; ``wanted`` kills are enough once every edge was hit."""
 
-    def __init__(self, stack: Stack, chance: random.Random) -> None:
-        self.stack = stack
+    def __init__(self, chance: random.Random, wanted: int | None) -> None:
         self.chance = chance
+        self.wanted = wanted
         self.done: Counter[str] = Counter()
         self.paused: dict[str, float] = {}
         self.edges = [(role, state) for role in ROLES for state in EDGES]
         chance.shuffle(self.edges)
         self.turn = 0
+
+    def turn_to(self, stack: Stack) -> None:
+        self.stack = stack
+        self.paused.clear()
 
     def act(self) -> None:
         """One blow: mostly a kill at the next edge of the matrix or at a random moment; now and then a pause or a damaged shard."""
@@ -104,20 +109,30 @@ class Chaos:
     def kills(self) -> int:
         return sum(count for kind, count in self.done.items() if kind.startswith("kill"))
 
+    @property
+    def missed(self) -> list[str]:
+        """Edges at which nothing was killed yet."""
+        return [f"{role} at {state.value}" for role, state in self.edges[self.turn :]]
 
-def play(stack: Stack, chance: random.Random | None, until: float) -> tuple[Chaos | None, list[str]]:
+    @property
+    def enough(self) -> bool:
+        return self.wanted is not None and self.kills >= self.wanted and not self.missed
+
+
+def play(stack: Stack, chaos: Chaos | None, until: float) -> list[str]:
     """One run to its end; chaos, if any, stops at ``until``. Returns what was wrong so far."""
-    chaos = None if chance is None else Chaos(stack, chance)
     problems: list[str] = []
     with FakeReplica(proxy_secret(stack.run.secret()), "r0", agent) as replica:
         stack.replica_url = replica.base_url
         stack.start()
+        if chaos is not None:
+            chaos.turn_to(stack)
         deadline = time.monotonic() + ROUND_S
         while not stack.done:
             if time.monotonic() > deadline:
                 problems.append(f"no end after {ROUND_S:.0f} s: {stack.status()}")
                 break
-            if chaos is not None and time.monotonic() < until:
+            if chaos is not None and time.monotonic() < until and not chaos.enough:
                 time.sleep(chaos.chance.uniform(0.0, 1.2))
                 chaos.act()
             elif chaos is not None:
@@ -127,8 +142,7 @@ def play(stack: Stack, chance: random.Random | None, until: float) -> tuple[Chao
         if chaos is not None:
             chaos.wake(everybody=True)
         left = stack.close()
-    problems += [f"left behind: {name}" for name in left] + stack.deaths
-    return chaos, problems
+    return problems + [f"left behind: {name}" for name in left] + stack.deaths
 
 
 def balance(stack: Stack) -> tuple[Counter[tuple[str, ...]], list[str]]:
@@ -145,47 +159,71 @@ def balance(stack: Stack) -> tuple[Counter[tuple[str, ...]], list[str]]:
     return trained, problems
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=12, help="training steps of each run")
-    parser.add_argument("--lease", type=float, default=6.0, help="seconds; more on a machine that others use")
-    parser.add_argument("--backend", choices=("process", "apptainer"), default="process")
-    given = parser.parse_args()
-    chance = random.Random(given.seed)
-    root = Path(tempfile.mkdtemp(prefix="hpcrl-chaos-"))
+@dataclass(frozen=True)
+class Verdict:
+    """What all rounds together showed."""
+
+    rounds: int
+    trajectories: int
+    done: Counter[str]
+    missed: list[str]
+    problems: list[str]
+
+    def say(self) -> None:
+        for kind, count in sorted(self.done.items()):
+            print(f"{count:5} {kind}")
+        print(f"edges never hit: {', '.join(self.missed) or 'none'}")
+        kills = sum(count for kind, count in self.done.items() if kind.startswith("kill"))
+        print(f"{self.rounds} rounds, {kills} SIGKILLs, {len(self.problems)} problems")
+        if not self.problems:
+            print(
+                f"each round trained the {self.trajectories} (task, group, rollout) of the unbroken run; "
+                "0 duplicates, 0 mixed attempts, 0 orphan sandboxes"
+            )
+        for line in self.problems:
+            print(f"PROBLEM {line}")
+
+
+def campaign(given: argparse.Namespace, root: Path) -> Verdict:
+    """The unbroken run, then rounds of chaos until minutes are over, or kills and edges are enough."""
+    options = {"backend": given.backend, "lease_s": given.lease}
     until = time.monotonic() + 60 * given.minutes
-    stack = Stack(root / "unbroken", given.steps, backend=given.backend, lease_s=given.lease)
-    _, problems = play(stack, None, until)
+    stack = Stack(root / "unbroken", given.steps, **options)
+    problems = play(stack, None, until)
     unbroken, more = balance(stack)
     problems += more
     print(f"unbroken run: {unbroken.total()} trajectories trained", flush=True)
     if unbroken.total() != given.steps * GROUPS_PER_STEP * GROUP_SIZE:
         problems.append(f"the unbroken run trained {unbroken.total()} trajectories")
-    total: Counter[str] = Counter()
-    number = 0
-    while not problems and time.monotonic() < until:
+    chaos, number = Chaos(random.Random(given.seed), given.kills), 0
+    while not problems and not chaos.enough and time.monotonic() < until:
         number += 1
-        stack = Stack(root / f"round-{number}", given.steps, backend=given.backend, lease_s=given.lease)
-        chaos, problems = play(stack, chance, until)
-        if chaos is None or problems:
-            break
-        trained, problems = balance(stack)
+        stack = Stack(root / f"round-{number}", given.steps, **options)
+        before = chaos.kills
+        problems = play(stack, chaos, until)
+        trained, more = balance(stack)
+        problems += more
         if trained != unbroken:
-            problems.append(
-                f"missing {list((unbroken - trained).items())[:5]}, too much {list((trained - unbroken).items())[:5]}"
-            )
-        total += chaos.done
-        print(f"round {number}: {chaos.kills} kills, {trained.total()} trajectories trained", flush=True)
-    for kind, count in sorted(total.items()):
-        print(f"{count:5} {kind}")
-    kills = sum(count for kind, count in total.items() if kind.startswith("kill"))
-    print(f"{number} rounds, {kills} kills, {len(problems)} problems (seed {given.seed})")
-    for line in problems:
-        print(f"PROBLEM {line}")
-    if problems:
-        print(f"the run directories are kept in {root}")
+            missing, extra = list((unbroken - trained).items())[:5], list((trained - unbroken).items())[:5]
+            problems.append(f"missing {missing}, too much {extra}")
+        print(f"round {number}: {chaos.kills - before} kills, {trained.total()} trajectories trained", flush=True)
+    return Verdict(number, unbroken.total(), chaos.done, chaos.missed, problems)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--kills", type=int, help="stop sooner: after so many kills, when every edge was hit")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=12, help="training steps of each run")
+    parser.add_argument("--lease", type=float, default=6.0, help="seconds; more on a machine that others use")
+    parser.add_argument("--backend", choices=("process", "apptainer"), default="process")
+    given = parser.parse_args()
+    root = Path(tempfile.mkdtemp(prefix="hpcrl-chaos-"))
+    verdict = campaign(given, root)
+    verdict.say()
+    if verdict.problems:
+        print(f"the run directories are kept in {root} (seed {given.seed})")
         return 1
     shutil.rmtree(root)
     return 0
