@@ -59,7 +59,7 @@ class _Caller:
 
 
 class Api:
-    """The ASGI application. ``secret`` is the run's token, from which the role keys are derived."""
+    """The ASGI application. ``secret`` is the run's, from which the role keys are derived."""
 
     def __init__(self, service: Service, secret: str) -> None:
         self._service = service
@@ -106,10 +106,10 @@ class Api:
     def _authorise(self, authorization: str, endpoint: Endpoint) -> None:
         scheme, _, given = authorization.partition(" ")
         if scheme.lower() != "bearer" or not given:
-            raise _HttpError(401, "send the role's key: Authorization: Bearer KEY (derived from the run's token)")
+            raise _HttpError(401, "send the role's key: Authorization: Bearer KEY (from keys/ROLE in the run directory)")
         roles = [role for role, key in self._keys.items() if same_key(given, key)]
         if not roles:
-            raise _HttpError(401, "unknown key: it was not derived from this run's token")
+            raise _HttpError(401, "unknown key: it is none of this run's role keys")
         if endpoint.role not in roles and "admin" not in roles:
             raise _HttpError(403, f"{endpoint.path} is for the {endpoint.role} role, the key is the {roles[0]}'s")
 

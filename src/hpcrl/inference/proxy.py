@@ -2,7 +2,7 @@
 
     POST /v1/chat/completions   bearer: attempt key    one model call, recorded
     GET  /v1/models             bearer: attempt key
-    POST /side/record           bearer: worker key     RecordRequest → AttemptRecord; closes the attempt, repeatable
+    POST /side/record           bearer: records key    RecordRequest → AttemptRecord; closes the attempt, repeatable
     GET  /health                                       200 while calls are served
 
 One call:
