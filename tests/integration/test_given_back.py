@@ -16,6 +16,7 @@ from hpcrl.protocol.rundir import RunDir
 from hpcrl.protocol.states import State
 from hpcrl.trainer.feed import Coordinator
 
+pytestmark = pytest.mark.timeout(900)
 ROLLOUTS = {f"g{group:06d}-r{index}" for group in range(12) for index in range(4)}
 
 

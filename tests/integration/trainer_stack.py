@@ -116,6 +116,8 @@ class Worker(threading.Thread):
         while waiting:
             got = self._client.call(c.LEASE_SCORING, m.ScoringRequest(scorer_id="s", n=8, wait_s=0.2)).leases
             waiting -= {lease.attempt_id for lease in got}
+            lost = m.ScoresRequest(worker_id="w", attempt_ids=sorted(waiting), wait_s=0.0)
+            waiting -= self._client.call(c.SCORES, lost).cancelled.keys()
             scores = [
                 m.ScoreItem(**scored[lease.attempt_id].model_dump()) for lease in got if lease.attempt_id in scored
             ]
@@ -189,6 +191,7 @@ def running(tmp_path: Path, **staleness: Any) -> Iterator[RunDir]:
             },
             "eval": {"samples": 2, "every": 3},
             "inference": {"replicas": 1},
+            "coordinator": {"lease_s": 600.0, "data_retries": 50, "redraws": 50},
         }
     )
     run = RunDir(tmp_path / "run")

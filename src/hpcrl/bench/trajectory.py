@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from hpcrl.trajectory.reader import ShardCache
 from hpcrl.trajectory.schema import SPAN_COLUMNS, Trajectory
-from hpcrl.trajectory.writer import COLUMNS, ShardWriter
+from hpcrl.trajectory.writer import ShardWriter, columns_of
 
 __all__ = ["measure"]
 
@@ -117,16 +117,7 @@ def _write_shard(folder: Path, trajectories: Sequence[Trajectory]) -> None:
 
 def _columns(trajectories: Sequence[Trajectory]) -> list[dict[str, NDArray[Any]]]:
     """Batches of finished columns: what a writer without checks, identities and JSON would be handed."""
-    batches = []
-    for start in range(0, len(trajectories), _BATCH):
-        batch: dict[str, NDArray[Any]] = {}
-        for name, offsets, _, column in COLUMNS:
-            pieces = [column(trajectory) for trajectory in trajectories[start : start + _BATCH]]
-            batch[name] = np.concatenate(pieces)
-            if offsets:
-                batch[offsets] = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
-        batches.append(batch)
-    return batches
+    return [columns_of(trajectories[start : start + _BATCH]) for start in range(0, len(trajectories), _BATCH)]
 
 
 def _write_raw(folder: Path, columns: list[dict[str, NDArray[Any]]]) -> None:

@@ -106,7 +106,9 @@ class Api:
     def _authorise(self, authorization: str, endpoint: Endpoint) -> None:
         scheme, _, given = authorization.partition(" ")
         if scheme.lower() != "bearer" or not given:
-            raise _HttpError(401, "send the role's key: Authorization: Bearer KEY (from keys/ROLE in the run directory)")
+            raise _HttpError(
+                401, "send the role's key: Authorization: Bearer KEY (from keys/ROLE in the run directory)"
+            )
         roles = [role for role, key in self._keys.items() if same_key(given, key)]
         if not roles:
             raise _HttpError(401, "unknown key: it is none of this run's role keys")

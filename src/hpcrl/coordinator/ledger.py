@@ -319,7 +319,7 @@ class Ledger:
         if old in BOUND and new not in BOUND:
             replica = self.replicas[attempt.replica_id]
             replica.live.pop(attempt.attempt_id, None)
-            if not self.pinning.blockers(replica):
+            if replica.target is not None and not self.pinning.blocked(replica):
                 self.wakes.add("flip")
         self.changes.transition(attempt, old, new, now, cause)
 

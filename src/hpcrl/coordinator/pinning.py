@@ -42,6 +42,12 @@ class Pinning:
             return [attempt for attempt in replica.live.values() if attempt.version != replica.version]
         return [attempt for attempt in replica.live.values() if self.of_attempt(attempt) == "trajectory"]
 
+    def blocked(self, replica: Replica) -> bool:
+        """Whether there are any. Looks no further than the first: a replica may have thousands of attempts."""
+        if self.standby:
+            return any(attempt.version != replica.version for attempt in replica.live.values())
+        return any(self.of_attempt(attempt) == "trajectory" for attempt in replica.live.values())
+
     def outlives(self, attempt: Attempt, now_served: PolicyVersion) -> bool:
         """Whether the attempt goes on when its replica has changed to ``now_served``."""
         if attempt.version == now_served or self.standby:

@@ -67,12 +67,12 @@ class ReplicaCalls:
             replica.target, replica.target_since, replica.draining_since = version, now, 0.0
             self._l.changes.replica(replica)
         if self._l.pinning.standby:
-            return m.FlipGrant(granted=self._evaluated(replica) and not self._l.pinning.blockers(replica))
+            return m.FlipGrant(granted=self._evaluated(replica) and not self._l.pinning.blocked(replica))
         if replica.state is ReplicaState.UP and self._may_leave(replica):
             replica.state, replica.draining_since = ReplicaState.DRAINING, now
             self._l.changes.replica(replica)
             self._l.wakes.add("lease")
-        if replica.state is ReplicaState.DRAINING and not self._l.pinning.blockers(replica):
+        if replica.state is ReplicaState.DRAINING and not self._l.pinning.blocked(replica):
             replica.state = ReplicaState.FLIPPING
             self._l.changes.replica(replica)
         return m.FlipGrant(granted=replica.state is ReplicaState.FLIPPING)

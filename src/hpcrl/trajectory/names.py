@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from mmap import mmap
 from pathlib import Path
 
 import xxhash
@@ -20,7 +21,7 @@ QUARANTINE = "quarantine"
 _SEALED = re.compile(r".+\.([0-9a-f]{32})\.h5")
 
 
-def digest_of(content: bytes) -> str:
+def digest_of(content: bytes | mmap) -> str:
     """32 hex digits."""
     return xxhash.xxh3_128_hexdigest(content)
 
@@ -31,7 +32,7 @@ def digest_in_name(name: str) -> str | None:
     return found[1] if found else None
 
 
-def sealed_name(partial: Path, content: bytes) -> Path:
+def sealed_name(partial: Path, content: bytes | mmap) -> Path:
     """``W-00007.h5.partial`` with ``content`` → ``W-00007.DIGEST.h5``."""
     return partial.with_name(f"{partial.name.removesuffix('.h5.partial')}.{digest_of(content)}.h5")
 
