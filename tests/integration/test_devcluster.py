@@ -65,6 +65,30 @@ def test_srun_reaches_every_partition(cluster: Cluster) -> None:
     assert run(cluster, *command).split() == ["gpu1", "0,1"]
 
 
+def test_tasks_of_a_node_see_what_replicas_choose_their_gpus_from(cluster: Cluster) -> None:
+    """Unbound tasks see all GPUs of the step; bound ones see fewer than Slurm says that it gave."""
+    show = ["sh", "-c", "echo $CUDA_VISIBLE_DEVICES/$SLURM_GPUS_ON_NODE"]
+    assert run(cluster, "srun", "-p", "train", "-n2", "--gpus-per-node=2", *show).split() == ["0,1/2", "0,1/2"]
+    assert sorted(run(cluster, "srun", "-p", "train", "-n2", "--gpus-per-task=1", *show).split()) == ["0/2", "1/2"]
+
+
+def test_the_sites_settings_do_not_reach_the_cluster_and_the_users_do(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit = ("sbatch", "--parsable", "-o", "/dev/null", "--wrap", "true")
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    monkeypatch.setenv("SBATCH_PARTITION", "of-the-site")
+    monkeypatch.setenv("SLURM_CLUSTERS", "of-the-site")
+    first = int(run(cluster, *submit))
+    assert first > 1000  # ids do not start again with every cluster
+    hpcrl = f"{Path(sys.executable).with_name('hpcrl')} devcluster"
+    line = f'eval "$({hpcrl} env --name {cluster.name})"; export SBATCH_JOB_NAME=mine; '
+    line += f"{hpcrl} exec --name {cluster.name} -- {' '.join(submit)}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr
+    assert run(cluster, "squeue", "-h", "-t", "all", "-j", done.stdout.strip(), "-o", "%j") == "mine\n"
+
+
 def test_nodes_reach_each_other_by_name(cluster: Cluster) -> None:
     script = (
         "import socket\n"

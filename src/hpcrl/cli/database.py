@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hpcrl.cli.errors import report_errors
+from hpcrl.cli.errors import report_errors, run_at
 from hpcrl.errors import RunError
 
 __all__ = ["app"]
@@ -24,19 +24,22 @@ def group() -> None:
 @report_errors
 def check(run_dir: Annotated[Path, typer.Argument(help="A run directory.")]) -> None:
     """Read coordinator.db whole: file damage, illegal histories, double consumption, counters. Exit code 1 when something is wrong."""
+    from sqlite3 import DatabaseError
+
     from hpcrl.coordinator.check import RULES, check_database
     from hpcrl.coordinator.database import open_for_reading
-    from hpcrl.protocol.rundir import RunDir
 
-    path = RunDir(run_dir).database
+    path = run_at(run_dir).database
     connection = open_for_reading(path)
     try:
         problems = check_database(connection)
+        for line in problems:
+            print(line)
         [rollouts] = connection.execute("SELECT count(*) FROM rollouts").fetchone()
+    except DatabaseError as error:
+        raise RunError(f"{path} is damaged: {error}") from error
     finally:
         connection.close()
-    for line in problems:
-        print(line)
     print(f"{path}: {rollouts} rollouts, {len(RULES)} rules, {len(problems)} broken")
     if problems:
         raise RunError(f"{path} breaks {len(problems)} rules")

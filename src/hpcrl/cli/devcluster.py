@@ -93,8 +93,11 @@ def exec_(
 @app.command()
 @report_errors
 def env(name: Name = "hpcrl") -> None:
-    """Print export lines: eval "$(hpcrl devcluster env)"."""
+    """Print lines for the shell: eval "$(hpcrl devcluster env)". What was set for another Slurm is unset."""
     from hpcrl.devcluster import Cluster
 
-    for key, value in Cluster(name).env().items():
+    cluster = Cluster(name)
+    for key in sorted(cluster.foreign()):
+        typer.echo(f"unset {key}")
+    for key, value in cluster.env().items():
         typer.echo(f"export {key}={shlex.quote(value)}")

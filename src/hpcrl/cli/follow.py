@@ -78,13 +78,13 @@ def lost_job(job_id: str) -> Callable[[], str]:
     """For :func:`follow`: the Slurm job is over without an end of the run (its launcher died, it was cancelled in the queue)."""
     from hpcrl.launch.submit import job_output, job_states
 
+    output = job_output(job_id)  # asked while Slurm knows the job
     running = {"PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "RESIZING"}
 
     def lost() -> str:
         states = job_states(job_id)
         if states is None or states & running:
             return ""
-        output = job_output(job_id)
         lines = output.read_text(encoding="utf-8", errors="replace").split("\n") if output.exists() else []
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
         said = f": {last}" if last else ""

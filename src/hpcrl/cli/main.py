@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hpcrl.cli import bench, database, devcluster, shards, tasks
-from hpcrl.cli.errors import report_errors
+from hpcrl.cli.errors import new_file, report_errors, run_at
 from hpcrl.errors import EnvironmentFault, UserError
 
 __all__ = ["app", "main"]
@@ -80,14 +80,14 @@ def submit_command(
 
     loaded = load_config(config, overrides)
     root = (run_dir or new_run_dir(loaded)).resolve()
-    job = _submit(config, None, overrides or [], root)
-    print(f"job {job}\nrun directory: {root}\nfollow it with: hpcrl status {root} --follow")
+    _submit(config, None, overrides or [], root)
+    print(f"run directory: {root}\nfollow it with: hpcrl status {root} --follow")
 
 
 def _submit(config: Path | None, resume: Path | None, overrides: list[str], root: Path) -> str:
     from hpcrl.config import load_config
     from hpcrl.launch.preflight import check_fresh, check_inputs
-    from hpcrl.launch.submit import submit
+    from hpcrl.launch.submit import job_output, submit
     from hpcrl.protocol.rundir import RunDir
 
     check_inputs(load_config(config or RunDir(resume or Path()).config, overrides))
@@ -95,7 +95,7 @@ def _submit(config: Path | None, resume: Path | None, overrides: list[str], root
         check_fresh(root)
     target = ["--resume", str(resume)] if resume else [str(config), "--run-dir", str(root)]
     job = submit([*target, *(part for item in overrides for part in ("--set", item))])
-    print(f"submitted job {job}", flush=True)
+    print(f"submitted job {job}; its output: {job_output(job)}", flush=True)
     return job
 
 
@@ -119,31 +119,27 @@ def status_command(
     if place == "rollout":
         if rollout is None:
             raise UserError("which rollout? hpcrl status rollout g000012-r3 [--run-dir RUN_DIR]")
-        show_history(RunDir(run_dir) if run_dir is not None else newest_run(), rollout, as_json)
+        show_history(run_at(run_dir) if run_dir is not None else newest_run(), rollout, as_json)
         return
-    run = RunDir(Path(place))
     if rollout is not None or run_dir is not None:
         raise UserError(
             f"hpcrl status {place} takes nothing more; for one rollout: hpcrl status rollout ID --run-dir RUN_DIR"
         )
-    if not run.config.exists() and not follow:
-        raise UserError(f"{run.root} holds no run (config.resolved.yaml is missing)")
-    if follow:
-        follow_run(run)
+    if follow and not Path(place).exists():
+        follow_run(RunDir(Path(place)))  # a submitted run makes its directory when it starts
+    elif follow:
+        follow_run(run_at(Path(place)))
     else:
-        show(run, as_json)
+        show(run_at(Path(place)), as_json)
 
 
 @app.command("report")
 @report_errors
 def report_command(run_dir: Annotated[Path, typer.Argument(help="Run directory.")]) -> None:
     """Write summary.json and report.html again from a run's files."""
-    from hpcrl.protocol.rundir import RunDir
     from hpcrl.report import write_report
 
-    run = RunDir(run_dir)
-    if not run.config.exists():
-        raise UserError(f"{run.root} holds no run (config.resolved.yaml is missing)")
+    run = run_at(run_dir)
     write_report(run.root)
     print(f"{run.summary}\n{run.report}")
 
@@ -153,17 +149,25 @@ def report_command(run_dir: Annotated[Path, typer.Argument(help="Run directory."
 def compare_command(
     out: Annotated[Path, typer.Argument(help="SVG file to write.")],
     sets: Annotated[list[str], typer.Argument(metavar="LABEL=RUN_DIR,RUN_DIR…", help="Named sets of runs.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if there is one.")] = False,
 ) -> None:
     """Learning curves of several runs in one picture, and their numbers as a Markdown table."""
     from hpcrl.protocol.rundir import publish_text
     from hpcrl.report.compare import compare_svg, compare_table
 
-    named = {}
+    if out.suffix != ".svg":
+        raise UserError(
+            f"{out}: the first argument is the picture to write, a name ending in .svg; then LABEL=RUN_DIR,RUN_DIR…"
+        )
+    new_file(out, force)
+    named: dict[str, list[Path]] = {}
     for item in sets:
         label, equals, paths = item.partition("=")
-        if not (label and equals and paths):
+        if not (label and equals and all(paths.split(","))):
             raise UserError(f"{item!r}: expected LABEL=RUN_DIR,RUN_DIR…")
-        named[label] = [Path(path) for path in paths.split(",")]
+        if label in named:
+            raise UserError(f"{label} is given twice; put all its runs behind one {label}=, separated by commas")
+        named[label] = [run_at(Path(path)).root for path in paths.split(",")]
     publish_text(out, compare_svg(named))
     print(compare_table(named))
 

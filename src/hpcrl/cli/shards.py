@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hpcrl.cli.errors import report_errors
+from hpcrl.cli.errors import new_file, report_errors
 from hpcrl.errors import DataError, RunError, UserError
 from hpcrl.trajectory.reader import ShardReader
 from hpcrl.trajectory.schema import Trajectory
@@ -61,19 +61,25 @@ def show(
 @app.command()
 @report_errors
 def verify(place: Place) -> None:
-    """Read every row of every shard and compare its digest; name what is damaged."""
-    shards, rows, bad = 0, 0, []
+    """Read every row of every shard, compare its digest and count trained tokens without a version; name what is damaged."""
+    shards, rows, trained, naked, bad = 0, 0, 0, 0, []
     for path in _shards(place):
         shards += 1
         try:
-            rows += sum(len(trajectory.messages) >= 0 for trajectory in ShardReader(path))
+            for trajectory in ShardReader(path):
+                rows += len(trajectory.messages) >= 0  # which parses them
+                trained += trajectory.trained_tokens
+                naked += trajectory.tokens_without_version
         except DataError as error:
-            bad.append(str(error))
+            bad.append(str(error) if str(path) in str(error) else f"{path}: {error}")
     for line in bad:
         print(line)
     print(f"{shards} shards, {rows} trajectories read, {len(bad)} shards damaged")
+    print(f"{trained} trained tokens, {naked} of them without a version")
     if bad:
         raise RunError(f"{len(bad)} of {shards} shards are damaged")
+    if naked:
+        raise RunError(f"{naked} trained tokens carry no version")
 
 
 @app.command()
@@ -81,11 +87,12 @@ def verify(place: Place) -> None:
 def export(
     place: Place,
     out: Annotated[Path, typer.Option(help="File to write: .jsonl (one object per line) or .parquet.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if there is one.")] = False,
 ) -> None:
     """Write every trajectory with its tokens, logprobs, spans and transcript to one file."""
     from hpcrl.trajectory.export import export_trajectories
 
-    count = export_trajectories(_trajectories(place), out)
+    count = export_trajectories(_trajectories(place), new_file(out, force))
     print(f"{count} trajectories written to {out}")
 
 
@@ -95,7 +102,7 @@ def _shards(place: Path) -> list[Path]:
     folder = place / "shards" if (place / "shards").is_dir() else place
     if not folder.is_dir():
         raise UserError(f"{place} is neither a shard nor a directory")
-    paths = sorted(folder.glob("*.h5"))
+    paths = sorted(path for path in folder.iterdir() if path.suffix == ".h5")
     if not paths:
         raise UserError(f"no sealed shard (*.h5) in {folder}")
     return paths

@@ -17,6 +17,24 @@ __all__ = ["dump_config", "load_config", "parse_config"]
 _NOT_YAML = (yaml.YAMLError, ValueError, KeyError, AttributeError, RecursionError)
 """What yaml raises: its own error, and Python's for dates that do not exist, tags without a value and nesting without an end."""
 
+_LONGEST = 100
+"""Characters of a refused value that are shown."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is given twice, where PyYAML silently takes the last: a whole section would be lost."""
+
+    def compose_mapping_node(self, anchor: dict[Any, yaml.Node] | None) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: dict[str, int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                line = key.start_mark.line + 1
+                if key.value in seen:
+                    raise yaml.YAMLError(f"the key {key.value} is given twice, in lines {seen[key.value]} and {line}")
+                seen[key.value] = line
+        return node
+
 
 def load_config(path: Path | str, overrides: list[str] | None = None) -> RunConfig:
     """Read a YAML run configuration. ``overrides`` are ``section.key=value`` with YAML values. Raises ConfigError."""
@@ -27,7 +45,7 @@ def load_config(path: Path | str, overrides: list[str] | None = None) -> RunConf
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not a YAML text: {error.reason} at byte {error.start}") from error
     try:
-        data = yaml.safe_load(text)
+        data = yaml.load(text, _Loader)
     except _NOT_YAML as error:
         raise ConfigError(f"{path} is not valid YAML: {_one_line(error)}") from error
     if not isinstance(data, dict):
@@ -65,7 +83,7 @@ def _apply(data: dict[str, Any], override: str) -> None:
             raise ConfigError(f"--set {override!r}: {section} is a value, not a section")
         node = child
     try:
-        node[last] = yaml.safe_load(text)
+        node[last] = yaml.load(text, _Loader)
     except _NOT_YAML as error:
         raise ConfigError(f"--set {override!r}: the value is not valid YAML ({_one_line(error)})") from error
 
@@ -85,7 +103,12 @@ def _problem(item: dict[str, Any]) -> str:
     if item["type"] == "missing":
         return f"missing key {name}"
     message = item["msg"].removeprefix("Value error, ")
-    return f"{name}: {message} (got {item['input']!r})" if name else message
+    if item["type"] == "string_type" and isinstance(item["input"], int | float):
+        message += "; put it in quotes"
+    given = repr(item["input"])
+    if len(given) > _LONGEST:
+        given = given[:_LONGEST] + "…"
+    return f"{name}: {message} (got {given})" if name else message
 
 
 def _valid_names(sections: list[str]) -> list[str]:

@@ -5,44 +5,73 @@ Roles read the resolved copy in the run directory, so that all of them see the s
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+
+from hpcrl.config.values import (
+    Beta,
+    Count,
+    Environment,
+    Line,
+    MpiPlugin,
+    Positive,
+    Seconds,
+    Seed,
+    SrunArguments,
+    Text,
+    VllmArguments,
+)
 
 __all__ = ["RunConfig"]
-
-Positive = Annotated[int, Field(gt=0)]
-Count = Annotated[int, Field(ge=0)]
-Seconds = Annotated[float, Field(gt=0)]
-Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
     """Base of all sections."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _truth_is_no_number(cls, value: object, info: ValidationInfo) -> object:
+        field = cls.model_fields[info.field_name or ""]
+        if isinstance(value, bool) and field.annotation is not bool:
+            raise ValueError(
+                "takes no true or false (YAML reads yes, no, on and off as such; quote them if they are meant)"
+            )
+        return value
 
 
 class RunSection(Section):
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = "run"
+    name: str = "run"
     """Prefix of the run id (`NAME-DATE-TIME-xxxx`)."""
-    dir: str = "runs"
+    dir: Line = "runs"
     """Where run directories go; must be on a file system that all nodes of the job share. Relative: to the working directory."""
-    seed: Count = 0
+    seed: Seed = 0
     """Seed of everything random: task order, sampling, minibatches."""
+
+    @field_validator("name")
+    @classmethod
+    def _part_of_a_path(cls, name: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+            raise ValueError(
+                "must be 1 to 64 letters, digits, dots, dashes and underscores, beginning with a letter or digit"
+            )
+        return name
 
 
 class ModelSection(Section):
-    path: str
+    path: Line
     """Directory of the start weights: config.json, safetensors, tokenizer with chat template."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of the trainer's weights, of what travels, and of what is served."""
 
 
 class TasksSection(Section):
-    train: str
+    train: Line
     """Directory of Harbor task directories to train on."""
-    eval: str | None = None
+    eval: Line | None = None
     """Directory of held-out Harbor task directories; None: no evaluation."""
 
 
@@ -133,7 +162,7 @@ class InferenceSection(Section):
     """Compute threads per replica (CPU serving)."""
     max_num_seqs: Positive = 64
     """Sequences decoded at once."""
-    kv_cache_gib: Annotated[float, Field(gt=0)] = 1.0
+    kv_cache_gib: Annotated[float, Field(ge=1 / 1024, le=1 << 20)] = 1.0
     """KV cache per replica on CPUs, GiB (on GPUs vLLM takes what `gpu_memory_utilization` allows)."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.85
     enforce_eager: bool = False
@@ -142,13 +171,13 @@ class InferenceSection(Section):
     """From starting vLLM to its first answer."""
     request_timeout_s: Seconds = 120.0
     """One generation, queueing included."""
-    extra_args: list[str] = []
-    """More arguments for the vLLM server, as on its command line."""
+    extra_args: VllmArguments = []
+    """More arguments for the vLLM server, as on its command line. What hpcrl sets itself is refused."""
 
 
 class WeightsSection(Section):
-    chunk_mib: Annotated[float, Field(gt=0)] = 16.0
-    """Largest piece of one MPI message, MiB."""
+    chunk_mib: Annotated[float, Field(ge=1 / 1024, le=1024)] = 16.0
+    """Largest piece of one MPI message, MiB; at most 1024 (MPI libraries fail with larger ones)."""
     chunks_in_flight: Positive = 4
     """Messages under way per sender."""
     pin: Literal["trajectory", "turn", "token"] = "trajectory"
@@ -176,11 +205,11 @@ class WorkerSection(Section):
 
 class Message(Section):
     role: Literal["user", "assistant"]
-    content: str
+    content: Text
 
 
 class HarnessSection(Section):
-    system_prompt: str | None = None
+    system_prompt: Text | None = None
     """First message of every attempt; tells an instruct model how to act (one fenced bash block per turn). None: there is none."""
     examples: list[Message] = []
     """Worked dialogue shown between the system prompt and the instruction (few-shot): user and assistant in turn. Prompt only,
@@ -210,7 +239,7 @@ class HarnessSection(Section):
 class SandboxSection(Section):
     backend: Literal["apptainer", "process"] = "apptainer"
     """`process` isolates nothing: for tests of hpcrl itself only."""
-    image: str = "containers/sandbox.def"
+    image: Line = "containers/sandbox.def"
     """Image for tasks that name none: a definition file, an unpacked directory or a .sif."""
     start_concurrency: Positive = 4
     """Container starts at once per worker."""
@@ -239,6 +268,7 @@ class CoordinatorSection(Section):
     lease_s: Seconds = 30.0
     """An attempt whose worker has not been heard of for so long is given up and tried again."""
     heartbeat_s: Seconds = 5.0
+    """Between two signs of life of a worker; at most half of `lease_s`, so that a late one ends no lease."""
     infra_retries: Count = 3
     """New attempts per rollout after infrastructure failures."""
     data_retries: Count = 3
@@ -253,12 +283,12 @@ class CoordinatorSection(Section):
 
 
 class SlurmSection(Section):
-    mpi: str = "pmi2"
-    """srun --mpi of the combined step."""
-    srun_args: list[str] = []
+    mpi: MpiPlugin = "pmi2"
+    """srun --mpi of the combined step, one of `srun --mpi=list`."""
+    srun_args: SrunArguments = []
     """More arguments for every srun."""
-    env: dict[str, str] = {}
-    """More environment for every role (for example UCX_TLS)."""
+    env: Environment = {}
+    """More environment for every role (for example UCX_TLS); numbers must be quoted."""
 
 
 class RunConfig(Section):
@@ -309,6 +339,14 @@ class RunConfig(Section):
                 f"rollout.min_group ({self.rollout.min_group}) must be smaller than rollout.group_size "
                 f"({self.rollout.group_size}); leave it out to wait for whole groups"
             )
+        if self.coordinator.lease_s < 2 * self.coordinator.heartbeat_s:
+            raise ValueError(
+                f"coordinator.lease_s ({self.coordinator.lease_s:g}) must be at least twice coordinator.heartbeat_s "
+                f"({self.coordinator.heartbeat_s:g}): leases of living workers would expire"
+            )
         if self.rollout.max_tokens >= self.rollout.context_tokens:
-            raise ValueError("rollout.max_tokens must be smaller than rollout.context_tokens")
+            raise ValueError(
+                f"rollout.max_tokens ({self.rollout.max_tokens}) must be smaller than rollout.context_tokens "
+                f"({self.rollout.context_tokens})"
+            )
         return self

@@ -20,6 +20,7 @@ import shutil
 import socket
 import stat
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from hpcrl.devcluster.layout import ClusterLayout, controller_address, load_layo
 from hpcrl.devcluster.netns import Network, free_subnet
 from hpcrl.devcluster.node import NodeHost, last_line
 from hpcrl.devcluster.procs import end, identify, snapshot
+from hpcrl.devcluster.variables import foreign
 from hpcrl.errors import EnvironmentFault, UserError
 
 _DEFAULT_BASE = Path("/var/tmp/hpcrl/devcluster")
@@ -61,6 +63,7 @@ class _State(BaseModel):
     slurmctld_port: int
     slurmd_port: int
     slurm_version: tuple[int, int]
+    first_job_id: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,15 +173,20 @@ class Cluster:
         """Variables that make sbatch, srun and the others reach this cluster."""
         return {"SLURM_CONF": str(self.directory / "etc" / "slurm.conf")}
 
+    def foreign(self) -> set[str]:
+        """Variables of this process that are meant for another Slurm, and would misdirect commands for this one."""
+        return foreign(os.environ, self.env()["SLURM_CONF"])
+
     def command(self, argv: Sequence[str], *, node: str | None = None) -> tuple[list[str], dict[str, str]]:
         """Command line and environment that run ``argv`` against the cluster, on the machine or inside ``node``.
 
-        An outer job's SLURM_* variables are removed: they would misdirect a nested submission.
+        Slurm variables that are meant for another cluster are left out (:func:`hpcrl.devcluster.variables.foreign`).
         """
         state = self._load()
         if state is None:
             raise UserError(f"cluster {self.name} does not exist; start it with 'hpcrl devcluster up'")
-        env = {key: value for key, value in os.environ.items() if not key.startswith("SLURM_")} | self.env()
+        left_out = self.foreign()
+        env = {key: value for key, value in os.environ.items() if key not in left_out} | self.env()
         if node is None:
             return list(argv), env
         names = [each.name for each in state.layout.unrolled()]
@@ -251,6 +259,7 @@ class Cluster:
             slurmctld_port=slurmctld_port,
             slurmd_port=slurmd_port,
             slurm_version=daemons.slurm_version(),
+            first_job_id=conf.first_job_id(time.time()),
         )
         self.directory.mkdir(parents=True)
         temporary = self.directory / "state.json.new"
@@ -289,7 +298,10 @@ class Cluster:
         etc = self.directory / "etc"
         etc.mkdir(parents=True, exist_ok=True)
         endpoint = conf.Endpoint(
-            subnet=state.subnet, slurmctld_port=state.slurmctld_port, slurmd_port=state.slurmd_port
+            subnet=state.subnet,
+            slurmctld_port=state.slurmctld_port,
+            slurmd_port=state.slurmd_port,
+            first_job_id=state.first_job_id,
         )
         texts = {
             "slurm.conf": conf.slurm_conf(state.layout, endpoint, self.directory),

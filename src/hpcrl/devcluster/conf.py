@@ -22,11 +22,12 @@ _SCHEDULER = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Endpoint:
-    """Where the cluster's daemons listen."""
+    """Where the cluster's daemons listen, and the number its jobs begin with."""
 
     subnet: IPv4Network
     slurmctld_port: int
     slurmd_port: int
+    first_job_id: int = 1
 
 
 def slurm_conf(layout: ClusterLayout, endpoint: Endpoint, state_dir: Path) -> str:
@@ -52,6 +53,8 @@ def slurm_conf(layout: ClusterLayout, endpoint: Endpoint, state_dir: Path) -> st
         "SlurmdPidFile": f"{state_dir}/nodes/%n/slurmd.pid",
         "SlurmdLogFile": f"{state_dir}/nodes/%n/slurmd.log",
         "MailProg": "/bin/true",
+        # Else every cluster's first job writes slurm-1.out over that of the one before.
+        "FirstJobId": endpoint.first_job_id,
         "ProctrackType": "proctrack/linuxproc",
         "SelectType": "select/cons_tres",
         "SelectTypeParameters": "CR_Core",
@@ -77,6 +80,14 @@ def slurm_conf(layout: ClusterLayout, endpoint: Endpoint, state_dir: Path) -> st
     lines += [_node_line(node, node_address(endpoint.subnet, node)) for node in nodes]
     lines += _partition_lines(nodes)
     return "\n".join(lines) + "\n"
+
+
+def first_job_id(now: float) -> int:
+    """The number of a new cluster's first job: seconds since the epoch, within Slurm's range (67,043,327) and with room for more.
+
+    A cluster does not run a job per second, so that later clusters begin above its last one until two years have gone by.
+    """
+    return 1 + int(now) % 60_000_000
 
 
 def gres_conf(layout: ClusterLayout, state_dir: Path) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hpcrl.inference.guard import kill_session
 
-__all__ = ["Child", "free_port", "last_lines"]
+__all__ = ["Child", "hold_port", "last_lines"]
 
 _TERM_GRACE_S = 10.0
 
@@ -67,11 +67,13 @@ class Child:
         await self._process.wait()
 
 
-def free_port() -> int:
-    """A TCP port of the loopback that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def hold_port() -> socket.socket:
+    """A socket bound to a free TCP port of the loopback. While it is open nobody else is given that port, but a server that is told
+    it can listen there: both set SO_REUSEADDR (vLLM does), and this socket does not listen."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    return held
 
 
 def last_lines(log: Path, count: int = 15) -> str:

@@ -16,6 +16,7 @@ import contextlib
 import json
 import math
 import os
+import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from typing import Any
 
 from hpcrl.config.schema import RunConfig
 from hpcrl.errors import ConfigError, DataError, InfraError
-from hpcrl.inference.child import Child, free_port, last_lines
+from hpcrl.inference.child import Child, hold_port, last_lines
 from hpcrl.inference.command import check_context, server_arguments, server_environment
 from hpcrl.inference.loopback import Loopback, Refused
 from hpcrl.protocol.messages import Sampling
@@ -85,6 +86,7 @@ class VllmServer:
         self._gpu = _has_gpu() if gpu is None else gpu
         self._child: Child | None = None
         self._http: Loopback | None = None
+        self._port: socket.socket | None = None
         self._serving = False
         self.served_version = version
         check_context(_read_config(model), config.rollout.context_tokens)
@@ -110,7 +112,8 @@ class VllmServer:
         Raises InfraError("engine_start") with the log's last lines when it ends early or exceeds ``inference.start_timeout_s``.
         """
         began = time.monotonic()
-        port = free_port()
+        self._port = hold_port()
+        port = int(self._port.getsockname()[1])
         self._child = await Child.start(
             server_arguments(self._config, self._model, port, gpu=self._gpu),
             server_environment(os.environ if environ is None else environ, self._config, gpu=self._gpu),
@@ -206,6 +209,8 @@ class VllmServer:
             self._http = None
         if self._child is not None:
             await self._child.stop()
+        if self._port is not None:
+            self._port.close()
 
     async def _until_healthy(self) -> None:
         child, http = self._child, self._connection()

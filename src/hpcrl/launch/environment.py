@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hpcrl.errors import EnvironmentFault
 
-__all__ = ["HetGroup", "HetJob", "clean_environment"]
+__all__ = ["HetGroup", "HetJob", "clean_environment", "submission_environment"]
 
 GROUPS = ("trainer", "inference", "sandbox")
 
@@ -61,3 +61,8 @@ def clean_environment(env: Mapping[str, str]) -> dict[str, str]:
     """``env`` without what a surrounding Slurm job or MPI world would leak into a new submission; SLURM_CONF stays."""
     leaks = ("SLURM_", "SBATCH_", "SRUN_", "PMI_", "PMIX_", "OMPI_", "HYDRA_", "MPIR_")
     return {key: value for key, value in env.items() if key == "SLURM_CONF" or not key.startswith(leaks)}
+
+
+def submission_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """``env`` for sbatch and squeue: the user's own settings count (SBATCH_ACCOUNT…), those of a job that we are in do not."""
+    return clean_environment(env) if "SLURM_JOB_ID" in env else dict(env)

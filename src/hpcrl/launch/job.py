@@ -56,23 +56,29 @@ def create_run(root: Path, config: RunConfig) -> RunDir:
         raise EnvironmentFault(
             f"cannot make the run directory {run.root}: {error.strerror}; set run.dir (or --run-dir) to a place you can write to"
         ) from error
-    absolute = config.model_copy(
-        update={
-            "model": config.model.model_copy(update={"path": str(Path(config.model.path).resolve())}),
-            "tasks": config.tasks.model_copy(
-                update={
-                    "train": str(Path(config.tasks.train).resolve()),
-                    "eval": str(Path(config.tasks.eval).resolve()) if config.tasks.eval else None,
-                }
-            ),
-        }
-    )
     try:
         issue_keys(run)
-        publish_text(run.config, dump_config(absolute))
+        publish_text(run.config, dump_config(_absolute(config)))
     except OSError as error:
         raise EnvironmentFault(f"cannot write into the run directory {run.root}: {error.strerror}") from error
     return run
+
+
+def _absolute(config: RunConfig) -> RunConfig:
+    """Paths as the roles must see them, whose working directory may be another. An image may also be a name in the image cache."""
+
+    def resolved(path: str) -> str:
+        return str(Path(path).resolve())
+
+    image = config.sandbox.image
+    tasks = {"train": resolved(config.tasks.train), "eval": resolved(config.tasks.eval) if config.tasks.eval else None}
+    sections = {
+        "run": config.run.model_copy(update={"dir": resolved(config.run.dir)}),
+        "model": config.model.model_copy(update={"path": resolved(config.model.path)}),
+        "tasks": config.tasks.model_copy(update=tasks),
+        "sandbox": config.sandbox.model_copy(update={"image": resolved(image) if Path(image).exists() else image}),
+    }
+    return config.model_copy(update=sections)
 
 
 def launch_slurm(root: Path, config: RunConfig, *, resume: bool = False) -> None:
@@ -124,7 +130,7 @@ def _open(root: Path, config: RunConfig, resume: bool) -> tuple[RunDir, str | No
     before = run.config.read_text(encoding="utf-8")
     for stale in (*run.failures.glob("*.json"), *run.endpoints.glob("*")):
         stale.unlink(missing_ok=True)
-    publish_text(run.config, dump_config(config))  # the checks on the nodes read it
+    publish_text(run.config, dump_config(_absolute(config)))  # the checks on the nodes read it
     return run, before
 
 

@@ -88,13 +88,15 @@ class _Board:
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of one process's file; an unfinished or damaged line (its writer was killed) is left out."""
-    with open(path, encoding="utf-8") as file:
+    with open(path, encoding="utf-8", errors="replace") as file:
         for text in file:
             try:
                 line = json.loads(text)
             except ValueError:
                 continue
-            if isinstance(line, dict) and "t" in line:
+            if not isinstance(line, dict):
+                continue
+            if isinstance(line.get("t"), int | float) and isinstance(line.get("step"), int | None):
                 yield line
 
 

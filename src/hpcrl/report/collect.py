@@ -149,12 +149,12 @@ def _read_end(run: RunDir) -> dict[str, Any]:
 
 def _add(data: RunData, process: str, line: Mapping[str, Any]) -> None:
     for name, value in line.items():
-        if name in ("t", "step") or value is None:
+        if name in ("t", "step"):
             continue
         if isinstance(value, Mapping):
             counts = data.counts.setdefault(name, Counter())
-            counts.update({str(key): part for key, part in value.items() if part is not None})
-        else:
+            counts.update({str(key): part for key, part in value.items() if isinstance(part, int | float)})
+        elif isinstance(value, int | float):
             data.series.setdefault(name, []).append(Point(line["t"], line.get("step"), process, float(value)))
 
 

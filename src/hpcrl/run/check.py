@@ -9,29 +9,33 @@ from pathlib import Path
 from hpcrl.config import RunConfig
 from hpcrl.errors import UserError
 from hpcrl.run.role import role_main
-from hpcrl.run.sandboxes import Images
+from hpcrl.run.sandboxes import Images, limits_of
 from hpcrl.sandbox.check import preflight
-from hpcrl.sandbox.tasks import Task, list_tasks, load_task
+from hpcrl.sandbox.tasks import list_tasks, load_task
 
-__all__ = ["main"]
+__all__ = ["check_task_images", "main"]
+
+
+async def check_task_images(config: RunConfig, images: Images) -> None:
+    """Resolve the image of every task that names one: else its attempts would be tried again and again.
+
+    May take as long as a build, once per image. Raises UserError naming the task, EnvironmentFault.
+    """
+    for folder in (config.tasks.train, config.tasks.eval):
+        for path in [] if folder is None else list_tasks(Path(folder)):
+            task = load_task(path)
+            if task.image is None:
+                continue
+            try:
+                await images.of(task)
+            except UserError as error:
+                raise UserError(f"task {task.directory}: {error}") from error
 
 
 async def _check(config: RunConfig) -> None:
     images = Images(config)
-    await preflight(await images.of(None), config.sandbox.backend)
-    for folder in (config.tasks.train, config.tasks.eval):
-        for path in [] if folder is None else list_tasks(Path(folder)):
-            task = load_task(path)
-            if task.image is not None:
-                await _check_image(images, task)
-
-
-async def _check_image(images: Images, task: Task) -> None:
-    """A task whose image nobody has would be tried again and again. May take as long as a build, once per image."""
-    try:
-        await images.of(task)
-    except UserError as error:
-        raise UserError(f"task {task.directory}: {error}") from error
+    await preflight(await images.of(None), config.sandbox.backend, limits=limits_of(config))
+    await check_task_images(config, images)
 
 
 def main() -> None:

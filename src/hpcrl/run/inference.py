@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import signal
 import socket
 import threading
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from hpcrl.config import RunConfig
 from hpcrl.errors import InfraError
+from hpcrl.inference.gpus import given_by_slurm, own_gpus, visible_gpus
 from hpcrl.inference.replica import Replica
 from hpcrl.metrics import MetricsWriter
 from hpcrl.protocol import client as api
@@ -48,6 +50,7 @@ def work(run: RunDir, config: RunConfig, _: argparse.Namespace) -> None:
     """One inference rank from its first MPI call to its last."""
     world = join_world("inference", run, config)
     index = world.receivers.index(world.rank)
+    _take_gpus(config, world)
     remove_leftovers()
     try:
         with Staging(run.run_id, f"replica{index}") as staging:
@@ -56,6 +59,25 @@ def work(run: RunDir, config: RunConfig, _: argparse.Namespace) -> None:
         # Stopped by the launcher or Slurm. Two copies of the model in /dev/shm must not outlive the rank: they are the node's memory.
         raise SystemExit(128 + signal.SIGTERM) from None
     world.close()
+
+
+def _take_gpus(config: RunConfig, world: World) -> None:
+    """Leave in this rank's environment, which its engines get, only the GPUs of its own. Raises EnvironmentFault.
+
+    Started by mpiexec, trainers that use GPUs see the same ones and take the first (`run.trainer`); Slurm gives components their own.
+    """
+    import torch
+
+    count = torch.cuda.device_count()
+    if count == 0:
+        return
+    node, given = next(ranks for ranks in world.nodes if world.rank in ranks), given_by_slurm(os.environ)
+    here = [rank for rank in world.trainers if world.names[rank] == world.names[world.rank]]
+    taken = len(here) if given is None and config.trainer.backend == "nccl" else 0
+    per_replica = config.inference.tensor_parallel
+    own = own_gpus(visible_gpus(os.environ, count), node.index(world.rank), per_replica, given=given, taken=taken)
+    log.info("GPUs of this replica: %s", ",".join(own))
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(own)
 
 
 class _Rank:

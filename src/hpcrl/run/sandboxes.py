@@ -84,7 +84,7 @@ async def open_pool(config: RunConfig, images: Images) -> AsyncIterator[SandboxP
     """
     image = await images.of(None)
     async with SandboxPool(backend=config.sandbox.backend, start_concurrency=config.sandbox.start_concurrency) as pool:
-        await preflight(image, config.sandbox.backend, default_base())
+        await preflight(image, config.sandbox.backend, default_base(), limits_of(config))
         yield pool
 
 

@@ -32,6 +32,7 @@ __all__ = ["main"]
 log = logging.getLogger("hpcrl.trainer")
 
 _MIB = 1 << 20
+_BACKLOG = 4096
 
 
 def work(run: RunDir, config: RunConfig, _: argparse.Namespace) -> None:
@@ -50,8 +51,9 @@ def work(run: RunDir, config: RunConfig, _: argparse.Namespace) -> None:
     index = world.trainers.index(world.rank)
     if config.trainer.backend == "nccl":
         _bind_gpu()
-    address, port = world.bcast_json(_meeting_point() if index == 0 else None)
-    ranks = Ranks.connect(index, len(world.trainers), address, port, backend=config.trainer.backend)
+    listener = _listen() if index == 0 else None
+    address, port = world.bcast_json(listener and listener.getsockname())
+    ranks = Ranks.connect(index, len(world.trainers), address, port, backend=config.trainer.backend, listener=listener)
     client = Client(run, "trainer") if index == 0 else None
     trainer = Trainer(config, run, ranks, client, should_stop=stop.is_set)
 
@@ -88,10 +90,9 @@ def work(run: RunDir, config: RunConfig, _: argparse.Namespace) -> None:
     world.close()
 
 
-def _meeting_point() -> tuple[str, int]:
-    address = routable_address()
-    with socket.create_server((address, 0)) as probe:
-        return address, int(probe.getsockname()[1])
+def _listen() -> socket.socket:
+    """Where the trainers meet. Held from here on: a port that is only known to be free may be taken before it is used."""
+    return socket.create_server((routable_address(), 0), backlog=_BACKLOG)
 
 
 def _bind_gpu() -> None:

@@ -23,14 +23,19 @@ _CHECKS = (
 )
 
 
-async def preflight(image: Image | None, backend: Backend = "apptainer", scratch: Path | None = None) -> None:
-    """Start one sandbox and look at it from inside. Raises EnvironmentFault with the cause and the remedy."""
+async def preflight(
+    image: Image | None,
+    backend: Backend = "apptainer",
+    scratch: Path | None = None,
+    limits: Limits = Limits(),  # noqa: B008 - frozen
+) -> None:
+    """Start one sandbox under ``limits`` and look at it from inside. Raises EnvironmentFault with the cause and the remedy."""
     if backend == "process":
         return
     _static_checks()
     if image is None:
         raise EnvironmentFault("no sandbox image: set sandbox.image")
-    spec = SandboxSpec(image=image.path, limits=Limits(start_timeout_s=60.0))
+    spec = SandboxSpec(image=image.path, limits=limits)
     try:
         async with (
             SandboxPool(backend=backend, start_concurrency=1, scratch=scratch) as pool,

@@ -25,6 +25,12 @@ class Definition:
         return self.header.get("bootstrap", "")
 
     @property
+    def registry(self) -> str:
+        """Where the base image must be pulled from, for example ``docker://python:3.12``; empty when it is made here."""
+        pulled = self.bootstrap in ("docker", "library", "oras", "shub")
+        return f"{self.bootstrap}://{self.header.get('from', '')}" if pulled else ""
+
+    @property
     def include(self) -> list[str]:
         return self.header.get("include", "").replace(",", " ").split()
 

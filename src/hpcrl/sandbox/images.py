@@ -105,9 +105,11 @@ def _digest(path: Path) -> str:
 
 
 def _cached(file: Path, build: bool) -> Path:
+    registry = ""
     data = file.read_bytes() if file.suffix == ".def" else None
     if data is not None:
         definition = parse_definition(data.decode("utf-8", "replace"), str(file))
+        registry = definition.registry
         builder: Callable[[Path], None]
         if definition.bootstrap == "debootstrap":
             key = combine(data.decode("utf-8", "replace"), _release()[1])
@@ -127,7 +129,12 @@ def _cached(file: Path, build: bool) -> Path:
             _run([find_apptainer(), "build", "--sandbox", str(target), str(file)], f"unpacking {file}")
     else:
         raise UserError(f"image file {file} must end in .def (a definition) or .sif (an image)")
-    return _build_once(cache_directory() / "images" / key, builder, file, build)
+    target = cache_directory() / "images" / key
+    if registry and not build and not target.is_dir():
+        raise UserError(
+            f"image {file} is not built yet, and its base must be pulled ({registry}): run tools/build-image {file} where it can be"
+        )
+    return _build_once(target, builder, file, build)
 
 
 def _build_once(target: Path, builder: Callable[[Path], None], source: Path, build: bool) -> Path:

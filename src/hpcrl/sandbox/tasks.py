@@ -11,6 +11,7 @@ Keys of task.toml that hpcrl does not use are left alone: Harbor's own files hav
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -22,9 +23,16 @@ from hpcrl.sandbox.digests import combine, tree_digest
 from hpcrl.sandbox.images import Image
 from hpcrl.sandbox.limits import Limits
 
-__all__ = ["Task", "list_tasks", "load_task", "read_toml", "sandbox_spec", "value_of"]
+__all__ = ["Task", "list_tasks", "load_task", "read_toml", "sandbox_spec", "value_of", "variables_of"]
 
 _MIB = 1024 * 1024
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PLAIN_PATH = re.compile(r"/[^,:\"\\\n]*")
+_TAKEN = frozenset(
+    {"bin", "boot", "etc", "home", "lib", "lib32", "lib64", "opt", "run", "sbin", "srv", "tmp", "usr", "var"}
+)
+"""Not to be hidden, but a directory below may be the work directory."""
+_TAKEN_TREES = frozenset({"dev", "logs", "proc", "sys", "tests"})
 _LARGEST = 1e9
 """Of a task's limits: seconds, MiB."""
 
@@ -68,11 +76,8 @@ def load_task(directory: Path) -> Task:
         table, "environment", "docker_image", str, where
     )
     workdir = value_of(table, "environment", "workdir", str, where) or "/work"
-    if not workdir.startswith("/") or ".." in PurePosixPath(workdir).parts or workdir == "/":
-        raise UserError(f"{where}: [environment] workdir is {workdir!r}; it must be an absolute path other than /")
-    env = value_of(table, "environment", "env", dict, where) or {}
-    if not all(isinstance(value, str) for value in env.values()):
-        raise UserError(f"{where}: [environment] env must map names to strings")
+    _check_workdir(workdir, where)
+    env = variables_of(table, "environment", where)
     environment = directory / "environment"
     files = environment / "files"
     content = tree_digest(environment) if environment.is_dir() else ""
@@ -150,6 +155,37 @@ def value_of(table: dict[str, Any], section: str, key: str, kind: type | tuple[t
         kinds = kind if isinstance(kind, tuple) else (kind,)
         raise UserError(f"{where}: [{section}] {key} is {value!r}; expected {' or '.join(k.__name__ for k in kinds)}")
     return value
+
+
+def variables_of(table: dict[str, Any], section: str, where: Path) -> dict[str, str]:
+    """``[section] env``. Raises UserError for what no environment can hold."""
+    env: dict[str, Any] = value_of(table, section, "env", dict, where) or {}
+    for name, value in env.items():
+        if not isinstance(value, str) or "\0" in value:
+            raise UserError(
+                f"{where}: [{section}] env must map names to strings, but {name} is {value!r}; put it in quotes"
+            )
+        if not _VARIABLE.fullmatch(name):
+            raise UserError(
+                f"{where}: [{section}] env has {name!r}, which is no name of a variable (letters, digits and _, no digit first)"
+            )
+    return env
+
+
+def _check_workdir(workdir: str, where: Path) -> None:
+    """Where the agent's files are mounted: must hide nothing that a sandbox or the verifier needs."""
+    path = PurePosixPath(workdir)
+    if not workdir.startswith("/") or ".." in path.parts or len(path.parts) < 2:
+        raise UserError(f"{where}: [environment] workdir is {workdir!r}; it must be an absolute path other than /")
+    if not _PLAIN_PATH.fullmatch(workdir):
+        raise UserError(
+            f"{where}: [environment] workdir is {workdir!r}; it must have no comma, colon, quote, backslash or line break"
+        )
+    if path.parts[1] in _TAKEN_TREES or (len(path.parts) == 2 and path.parts[1] in _TAKEN):
+        raise UserError(
+            f"{where}: [environment] workdir is {workdir!r}, where the system of the sandbox or the verifier has its own files; "
+            "take another directory, such as /work or /app"
+        )
 
 
 def _positive(table: dict[str, Any], section: str, key: str, where: Path) -> float | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hpcrl.errors import UserError
 from hpcrl.sandbox.digests import combine, tree_digest
-from hpcrl.sandbox.tasks import Task, load_task, read_toml, value_of
+from hpcrl.sandbox.tasks import Task, load_task, read_toml, value_of, variables_of
 
 __all__ = ["PrivateTask", "load_private"]
 
@@ -34,9 +34,7 @@ def load_private(directory: Path) -> PrivateTask:
     timeout = value_of(table, "verifier", "timeout_sec", (int, float), where)
     if timeout is not None and not 0 < timeout < float("inf"):
         raise UserError(f"{where}: [verifier] timeout_sec is {timeout!r}; it must be a positive number")
-    env = value_of(table, "verifier", "env", dict, where) or {}
-    if not all(isinstance(value, str) for value in env.values()):
-        raise UserError(f"{where}: [verifier] env must map names to strings")
+    env = variables_of(table, "verifier", where)
     tests = public.directory / "tests"
     if not (tests / "test.sh").is_file():
         raise UserError(f"{tests / 'test.sh'} does not exist; a Harbor task needs it to be scored")

@@ -46,17 +46,31 @@ class Ranks:
         backend: str = "gloo",
         device: torch.device | None = None,
         timeout_s: float = 86400.0,
+        listener: socket.socket | None = None,
     ) -> Ranks:
-        """Join the group. Rank 0 listens on ``master_addr:master_port``. Raises EnvironmentFault when they cannot meet."""
+        """Join the group. Rank 0 listens on ``master_addr:master_port``. Raises EnvironmentFault when they cannot meet.
+
+        ``listener``: rank 0's socket that already listens there, so that nobody else could take the port; it is used up.
+        """
         if device is None:
             device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
         if world == 1:
+            if listener is not None:
+                listener.close()
             return cls(0, 1, device)
         _choose_interface(master_addr, master_port)
         try:
+            store = dist.TCPStore(
+                master_addr,
+                master_port,
+                world,
+                is_master=rank == 0,
+                timeout=timedelta(seconds=timeout_s),
+                master_listen_fd=None if listener is None else listener.detach(),
+            )
             dist.init_process_group(
                 backend,
-                init_method=f"tcp://{master_addr}:{master_port}",
+                store=store,
                 rank=rank,
                 world_size=world,
                 timeout=timedelta(seconds=timeout_s),

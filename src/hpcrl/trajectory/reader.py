@@ -40,12 +40,13 @@ _META = frozenset(META_FIELDS)
 
 
 class LazyMessages(Sequence[Any]):
-    """A transcript that is parsed when somebody looks at it: training never does."""
+    """A transcript that is parsed when somebody looks at it: training never does. ``where`` names it in errors."""
 
-    __slots__ = ("_parsed", "_text")
+    __slots__ = ("_parsed", "_text", "_where")
 
-    def __init__(self, text: NDArray[np.uint8]) -> None:
+    def __init__(self, text: NDArray[np.uint8], where: str = "") -> None:
         self._text = text
+        self._where = where
         self._parsed: list[Any] | None = None
 
     def _list(self) -> list[Any]:
@@ -53,7 +54,7 @@ class LazyMessages(Sequence[Any]):
             try:
                 self._parsed = json.loads(self._text.tobytes())
             except ValueError as error:
-                raise DataError("bad_shard", f"messages are not valid JSON: {error}") from error
+                raise DataError("bad_shard", f"{self._where}: messages are not valid JSON: {error}") from error
         return self._parsed
 
     def __len__(self) -> int:
@@ -151,7 +152,7 @@ class ShardReader:
             spans=self._part("spans", row),
             reward=float(self._arrays["reward"][row]),
             first_token_at=float(self._arrays["first_token_at"][row]),
-            messages=LazyMessages(self._part("messages", row)),
+            messages=LazyMessages(self._part("messages", row), f"{self.path}: row {row}"),
         )
         return trajectory if self._verified else trajectory.validate()
 

@@ -98,6 +98,14 @@ class Trajectory:
         return int(self.loss_mask.sum(dtype=np.int64))
 
     @property
+    def tokens_without_version(self) -> int:
+        """Trained tokens that no version span covers: 0 in every valid record."""
+        naked = self.loss_mask.astype(bool)
+        for start, end, *_ in self.spans.tolist():
+            naked[start:end] = False
+        return int(naked.sum())
+
+    @property
     def oldest_version(self) -> PolicyVersion:
         """Version of the oldest trained token, oldest by step; the bound version when no token is trained."""
         return min(self._trained_versions(), key=lambda version: (version.step, version.lineage))
@@ -170,14 +178,13 @@ class Trajectory:
             raise self._bad(
                 "bad_spans", f"version spans have shape {self.spans.shape}, expected (n, {len(SPAN_COLUMNS)})"
             )
-        end_before = covered = 0
+        end_before = 0
         for start, end, lineage, step in self.spans.tolist():
             if not (end_before <= start < end <= self.tokens) or lineage < 0 or step < 0:
                 raise self._bad(
                     "bad_spans", f"version span [{start}, {end}) of {lineage}.{step} is out of order or range"
                 )
-            covered += int(np.count_nonzero(self.loss_mask[start:end]))
             end_before = end
-        naked = int(np.count_nonzero(self.loss_mask)) - covered
+        naked = self.tokens_without_version
         if naked:
             raise self._bad("no_version", f"{naked} trained tokens are covered by no version span")

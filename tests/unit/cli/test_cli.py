@@ -150,6 +150,7 @@ def test_a_lost_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: set
     monkeypatch.chdir(tmp_path)
     (tmp_path / "slurm-44.out").write_text("run directory: x\nhpcrl: no components\n\n")
     monkeypatch.setattr("hpcrl.launch.submit.job_states", lambda _: states)
+    monkeypatch.setattr("hpcrl.launch.submit.job_output", lambda job_id: tmp_path / f"slurm-{job_id}.out")
     said = lost_job("44")()
     assert said.startswith(reason) if reason else said == ""
 

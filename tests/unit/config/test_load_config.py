@@ -58,6 +58,54 @@ def test_every_default_is_written_out() -> None:
         ("trainer.optimizer.betas=[2,3]", "trainer.optimizer.betas.0: Input should be less than 1"),
         ("trainer.steps=2020-13-45", "trainer.steps=2020-13-45': the value is not valid YAML (ValueError: month"),
         ("harness.examples=[{role: user, content: a, nmae: x}]", "harness.examples.0.nmae; allowed: content, role"),
+        # Numbers that are none, of the wrong sign or beyond what a clock or the kernel can take.
+        ("rollout.attempt_timeout_s=.inf", "rollout.attempt_timeout_s: Input should be a finite number (got inf)"),
+        ("trainer.optimizer.lr=.nan", "trainer.optimizer.lr: Input should be a finite number (got nan)"),
+        ("weights.chunk_mib=.inf", "weights.chunk_mib: Input should be a finite number"),
+        ("staleness.max_age_s=-1", "staleness.max_age_s: Input should be greater than 0 (got -1)"),
+        ("rollout.temperature=0", "rollout.temperature: Input should be greater than or equal to 0.01 (got 0)"),
+        ("trainer.optimizer.lr=0", "trainer.optimizer.lr: Input should be greater than 0 (got 0)"),
+        ("coordinator.lease_s=1e400", "coordinator.lease_s: Input should be a finite number"),
+        ("scoring.lease_s=1.0e+10", "scoring.lease_s: Input should be less than or equal to 1000000000"),
+        ("sandbox.memory_mib=10000000000", "sandbox.memory_mib: Input should be less than or equal to 1000000000"),
+        ("weights.chunk_mib=1e-9", "weights.chunk_mib: Input should be greater than or equal to"),
+        ("weights.chunk_mib=2048", "weights.chunk_mib: Input should be less than or equal to 1024"),
+        ("run.seed=4294967296", "run.seed: Input should be less than 4294967296"),
+        ("run.seed=-1", "run.seed: Input should be greater than or equal to 0"),
+        ("trainer.steps=yes", "trainer.steps: takes no true or false"),
+        ("trainer.optimizer.lr=on", "trainer.optimizer.lr: takes no true or false"),
+        ("inference.enforce_eager=2", "inference.enforce_eager: Input should be a valid boolean"),
+        # Names and paths.
+        ("model.path=''", "model.path: must not be empty"),
+        ("tasks.train=' '", "tasks.train: must not be empty"),
+        ("tasks.eval=''", "tasks.eval: must not be empty"),
+        ("run.dir=''", "run.dir: must not be empty"),
+        ("run.name=''", "run.name: must be 1 to 64 letters"),
+        ("sandbox.image=''", "sandbox.image: must not be empty"),
+        ('model.path="a\\0b"', "model.path: must be one line without control characters"),
+        ('run.dir="a\\nb"', "run.dir: must be one line without control characters"),
+        ("harness.system_prompt=''", "harness.system_prompt: must not be empty"),
+        ("harness.examples=[{role: user, content: ''}]", "harness.examples.0.content: must not be empty"),
+        # What goes to other programs.
+        ("slurm.mpi=''", "slurm.mpi: must be the name of an MPI plugin of Slurm, such as pmi2 or pmix"),
+        ("slurm.mpi='pmi2 --foo'", "slurm.mpi: must be the name of an MPI plugin"),
+        ("slurm.srun_args=['']", "slurm.srun_args.0: must not be empty"),
+        ("slurm.srun_args=[node1]", "slurm.srun_args: srun would take 'node1' for the command to run"),
+        ("slurm.srun_args=['--exclusive', ':']", "slurm.srun_args: ':' would begin another part"),
+        ("slurm.srun_args=--exclusive", "slurm.srun_args: Input should be a valid list"),
+        ("slurm.env={A-B: x}", "slurm.env: 'A-B' is no name of an environment variable"),
+        ("slurm.env={'': x}", "slurm.env: '' is no name of an environment variable"),
+        (
+            "slurm.env={UCX_RNDV_THRESH: 8192}",
+            "slurm.env.UCX_RNDV_THRESH: Input should be a valid string; put it in quotes",
+        ),
+        ('slurm.env={A: "x\\0"}', "slurm.env: the value of A holds a NUL character"),
+        ("inference.extra_args=['']", "inference.extra_args.0: must not be empty"),
+        ("inference.extra_args=[--port, '8000']", "inference.extra_args: --port is hpcrl's own and cannot be changed"),
+        (
+            "inference.extra_args=[--max_model_len=9]",
+            "--max_model_len=9 is set by rollout.context_tokens; set that key",
+        ),
     ],
 )
 def test_a_bad_key_or_value_is_one_line_that_names_it(file: Path, override: str, message: str) -> None:
@@ -70,6 +118,54 @@ def test_a_bad_key_or_value_is_one_line_that_names_it(file: Path, override: str,
 def test_all_problems_are_told_at_once(file: Path) -> None:
     with pytest.raises(ConfigError, match=r"trainer\.steps.*; .*eval\.samples"):
         load_config(file, ["trainer.steps=0", "eval.samples=0"])
+
+
+def test_a_refused_value_is_shown_in_part_when_it_is_long(file: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(file, [f"run.name={'x' * 5000}"])
+    assert len(str(caught.value)) < 400
+
+
+def test_values_at_the_edge_are_accepted(file: Path) -> None:
+    edge = [
+        "coordinator.lease_s=10",
+        "coordinator.heartbeat_s=5",
+        "run.seed=4294967295",
+        "slurm.env={UCX_TLS: 'tcp,self', _x1: ''}",
+        "slurm.srun_args=[-w, node1]",
+        "slurm.mpi=pmix_v4",
+        "inference.extra_args=[--swap-space, '0', --no-enable-prefix-caching]",
+        "harness.show_exit_code=yes",
+        "run.name='on'",
+    ]
+    config = load_config(file, edge)
+    assert config.run.name == "on"
+    assert config.harness.show_exit_code is True
+
+
+@pytest.mark.parametrize(
+    ("text", "twice"),
+    [
+        ("trainer: {steps: 1}\nmodel: {path: m}\ntrainer: {ranks: 2}\n", "trainer is given twice, in lines 1 and 3"),
+        ("trainer:\n  steps: 1\n  steps: 2\n", "steps is given twice, in lines 2 and 3"),
+    ],
+)
+def test_a_key_that_is_given_twice(tmp_path: Path, text: str, twice: str) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=twice):
+        load_config(path)
+
+
+def test_a_key_that_is_given_twice_in_an_override(file: Path) -> None:
+    with pytest.raises(ConfigError, match="a is given twice"):
+        load_config(file, ["slurm.env={a: x, a: y}"])
+
+
+def test_anchors_and_merges_are_no_repetition(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("model: &m {path: m}\ntasks: {train: t}\nslurm: {env: {<<: *m, path: n}}\n")
+    assert load_config(path).slurm.env == {"path": "n"}
 
 
 def test_a_missing_section_is_named(tmp_path: Path) -> None:
@@ -133,7 +229,11 @@ def test_a_missing_or_binary_file(tmp_path: Path) -> None:
         (["mode=sync", "staleness.max_policy_lag=1"], r"mode: sync means staleness\.max_policy_lag: 0, but it is 1"),
         (["inference.replicas=2", "weights.quorum=3"], r"weights\.quorum is 3 but there are only 2 replicas"),
         (["weights.slots=2", "weights.pin=turn"], r"weights\.slots: 2 is for weights\.pin: trajectory; with pin: turn"),
-        (["rollout.max_tokens=64", "rollout.context_tokens=64"], r"rollout\.max_tokens must be smaller"),
+        (
+            ["coordinator.lease_s=9", "coordinator.heartbeat_s=5"],
+            r"coordinator\.lease_s \(9\) must be at least twice coordinator\.heartbeat_s \(5\)",
+        ),
+        (["rollout.max_tokens=64", "rollout.context_tokens=64"], r"rollout\.max_tokens \(64\) must be smaller"),
         (["harness.examples=[{role: assistant, content: x}]"], r"harness\.examples: .*message 1 is from 'assistant'"),
         (["harness.examples=[{role: user, content: x}]"], r"harness\.examples: .*end with the assistant's answer"),
     ],

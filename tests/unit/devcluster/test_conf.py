@@ -3,7 +3,7 @@ from __future__ import annotations
 from ipaddress import IPv4Network
 from pathlib import Path
 
-from hpcrl.devcluster.conf import Endpoint, cgroup_conf, gres_conf, hosts, slurm_conf
+from hpcrl.devcluster.conf import Endpoint, cgroup_conf, first_job_id, gres_conf, hosts, slurm_conf
 from hpcrl.devcluster.layout import ClusterLayout, NodeGroup
 
 STATE = Path("/state")
@@ -28,6 +28,14 @@ def test_every_path_lies_in_the_state_directory() -> None:
     paths = {key: value for key, value in found.items() if "/" in value and "Type" not in key and key != "MailProg"}
     assert set(paths) >= {"AuthInfo", "StateSaveLocation", "SlurmdSpoolDir", "SlurmdLogFile", "SlurmctldPidFile"}
     assert all(value.removeprefix("socket=").startswith("/state/") for value in paths.values())
+
+
+def test_later_clusters_number_their_jobs_on() -> None:
+    endpoint = Endpoint(subnet=SUBNET, slurmctld_port=1, slurmd_port=2, first_job_id=4711)
+    assert options(slurm_conf(ClusterLayout(), endpoint, STATE))["FirstJobId"] == "4711"
+    now = 1_800_000_123.9
+    assert first_job_id(now) < first_job_id(now + 1)
+    assert all(0 < first_job_id(now + day * 86400) <= 60_000_000 for day in range(0, 4000, 7))
 
 
 def test_no_plugin_named_none() -> None:

@@ -3,12 +3,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from hpcrl.inference.child import Child, free_port, last_lines
+import pytest
+
+from hpcrl.inference.child import Child, hold_port, last_lines
 from hpcrl.inference.guard import session_members
 
 # A parent with a child of its own that ignores SIGTERM; both wait for ever.
@@ -79,4 +82,19 @@ def test_exit_status_and_log_end(tmp_path: Path) -> None:
 
     asyncio.run(run())
     assert last_lines(tmp_path / "absent") == ""
-    assert 1024 <= free_port() < 65536
+
+
+def test_a_held_port_is_for_the_server_that_is_told_it() -> None:
+    with hold_port() as held:
+        address = held.getsockname()
+        with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+            stranger.bind(address)
+        others = [hold_port() for _ in range(200)]
+        assert address not in [other.getsockname() for other in others]
+        for other in others:
+            other.close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address, 5).close()
+        with socket.create_server(address) as server, socket.create_connection(address, 5):
+            server.settimeout(5)
+            server.accept()[0].close()

@@ -123,15 +123,31 @@ def test_paths_in_the_resolved_configuration_are_absolute(
     from hpcrl.config import load_config
 
     monkeypatch.chdir(tmp_path)
-    relative = config.model_copy(
-        update={
-            "model": config.model.model_copy(update={"path": "model"}),
-            "tasks": config.tasks.model_copy(update={"train": "tasks", "eval": "tasks"}),
+    (tmp_path / "box.def").touch()
+    relative = parse_config(
+        {
+            "run": {"dir": "runs"},
+            "model": {"path": "model"},
+            "tasks": {"train": "tasks", "eval": "tasks"},
+            "sandbox": {"image": "box.def"},
         }
     )
-    resolved = load_config(create_run(tmp_path / "run", relative).config)
+    run = create_run(tmp_path / "run", relative)
+    resolved = load_config(run.config)
     assert resolved.model.path == str(tmp_path / "model")
     assert (resolved.tasks.train, resolved.tasks.eval) == (str(tmp_path / "tasks"),) * 2
+    assert resolved.sandbox.image == str(tmp_path / "box.def")
+    assert resolved.run.dir == str(tmp_path / "runs")
+
+    found, _ = job._open(run.root, relative, True)  # a resume may bring relative paths again
+    assert load_config(found.config) == resolved
+
+
+def test_the_name_of_a_cached_image_stays_a_name(config: RunConfig, tmp_path: Path) -> None:
+    from hpcrl.config import load_config
+
+    named = config.model_copy(update={"sandbox": config.sandbox.model_copy(update={"image": "python:3.12"})})
+    assert load_config(create_run(tmp_path / "run", named).config).sandbox.image == "python:3.12"
 
 
 def test_only_a_run_at_rest_can_be_resumed(config: RunConfig, tmp_path: Path) -> None:

@@ -36,12 +36,22 @@ def test_the_job_id_without_the_clusters_name(site: Path) -> None:
 
 def test_a_submission_from_within_a_job_is_clean(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(site, "sbatch", f"env > {site}/env; echo 1")
+    monkeypatch.setenv("SLURM_JOB_ID", "3")
     monkeypatch.setenv("SLURM_NTASKS", "7")
+    monkeypatch.setenv("SBATCH_PARTITION", "outer")
     monkeypatch.setenv("SLURM_CONF", "/x/slurm.conf")
     submit([])
     seen = (site / "env").read_text().splitlines()
     assert "SLURM_CONF=/x/slurm.conf" in seen
-    assert not [line for line in seen if line.startswith("SLURM_NTASKS")]
+    assert not [line for line in seen if line.startswith(("SLURM_NTASKS", "SBATCH_"))]
+
+
+def test_the_users_own_settings_reach_sbatch(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(site, "sbatch", f"env > {site}/env; echo 1")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setenv("SBATCH_ACCOUNT", "mine")
+    submit([])
+    assert "SBATCH_ACCOUNT=mine" in (site / "env").read_text().splitlines()
 
 
 def test_a_refusal_is_told_in_slurms_words_on_one_line(site: Path) -> None:
@@ -76,5 +86,16 @@ def test_what_became_of_a_job(site: Path, script: str, states: set[str] | None) 
     assert job_states("44") == states
 
 
-def test_the_jobs_output(site: Path) -> None:
-    assert job_output("44") == site / "slurm-44.out"
+@pytest.mark.parametrize(
+    ("script", "output"),
+    [
+        (
+            "printf 'JobId=44 JobName=hpcrl\\n   StdIn=/dev/null\\n   StdOut=/a b/x-44.out\\n   Power=\\n'",
+            "/a b/x-44.out",
+        ),
+        ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", "slurm-44.out"),
+    ],
+)
+def test_the_jobs_output(site: Path, script: str, output: str) -> None:
+    install(site, "scontrol", script)
+    assert job_output("44") == site / output

@@ -58,8 +58,21 @@ def test_environment_version(task: Path) -> None:
         ("[environment]\nworkdir = 3", "workdir is 3"),
         ('[environment]\nworkdir = "work"', "absolute path"),
         ('[environment]\nworkdir = "/"', "absolute path"),
+        ('[environment]\nworkdir = "/../etc"', "absolute path"),
+        ('[environment]\nworkdir = "//"', "absolute path"),
+        ('[environment]\nworkdir = "/a:b"', "no comma, colon"),
+        ('[environment]\nworkdir = "/a,b"', "no comma, colon"),
+        ('[environment]\nworkdir = "/a\\nb"', "no comma, colon"),
+        ('[environment]\nworkdir = "/usr"', "take another directory"),
+        ('[environment]\nworkdir = "/etc/"', "take another directory"),
+        ('[environment]\nworkdir = "/proc/x"', "take another directory"),
+        ('[environment]\nworkdir = "/tests"', "take another directory"),
+        ('[environment]\nworkdir = "/logs/verifier/x"', "take another directory"),
         ("[environment]\nmemory_mb = -1", "memory_mb"),
-        ("[environment]\nenv = { A = 1 }", "env must map"),
+        ("[environment]\nenv = { A = 1 }", "[environment] env must map names to strings, but A is 1; put it in quotes"),
+        ('[environment]\nenv = { "A-B" = "1" }', "'A-B', which is no name of a variable"),
+        ('[environment]\nenv = { "" = "1" }', "'', which is no name of a variable"),
+        ('[environment]\nenv = { A = "x\\u0000" }', "env must map"),
         ("[agent]\ntimeout_sec = true", "timeout_sec is True"),
         ("agent = 3", "must be a table"),
         ("[agent", "task.toml"),
@@ -70,6 +83,14 @@ def test_bad_values_name_file_and_key(task: Path, text: str, message: str) -> No
     with pytest.raises(UserError) as caught:
         load_task(task)
     assert message in str(caught.value) and "task.toml" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "workdir", ["/work", "/app/", "/root", "/home/user", "/tmp/x", "/opt/my project", "/var/lib/x"]
+)
+def test_ordinary_work_directories_are_accepted(task: Path, workdir: str) -> None:
+    (task / "task.toml").write_text(f'[environment]\nworkdir = "{workdir}"\n')
+    assert load_task(task).workdir == workdir
 
 
 def test_missing_files(task: Path, tmp_path: Path) -> None:

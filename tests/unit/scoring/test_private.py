@@ -36,7 +36,15 @@ def test_version_names_the_tests_and_the_verifiers_environment(task: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "text", ["timeout_sec = 0", 'timeout_sec = "1"', "env = 3", "env = { A = 1 }", "timeout_sec = true"]
+    "text",
+    [
+        "timeout_sec = 0",
+        'timeout_sec = "1"',
+        "env = 3",
+        "env = { A = 1 }",
+        'env = { "A-B" = "1" }',
+        "timeout_sec = true",
+    ],
 )
 def test_bad_values_name_the_file(task: Path, text: str) -> None:
     (task / "task.toml").write_text(f"[verifier]\n{text}\n")

@@ -1,6 +1,7 @@
 """Real trainer ranks: the scenarios that test_ranks.py runs, each in one or two processes.
 
-Run as ``worlds.py SCENARIO RANK WORLD PORT FOLDER``; what a scenario returns is saved as ``FOLDER/SCENARIO-RANK.pt``.
+Run as ``worlds.py SCENARIO RANK WORLD PORT FD FOLDER``, where rank 0 inherits the listening socket FD; what a scenario
+returns is saved as ``FOLDER/SCENARIO-RANK.pt``.
 """
 
 from __future__ import annotations
@@ -185,14 +186,18 @@ SCENARIOS: dict[str, Callable[[Ranks, Path], Any]] = {
 
 def run_world(names: list[str], world: int, folder: Path) -> dict[str, list[Any]]:
     """Run scenarios on ``world`` real ranks; returns name → what each rank returned."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     command = [sys.executable, __file__, ",".join(names)]
-    children = [
-        subprocess.Popen([*command, str(rank), str(world), str(port), str(folder)], stderr=subprocess.PIPE, text=True)
-        for rank in range(world)
-    ]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        places = [str(listener.getsockname()[1]), str(listener.fileno()), str(folder)]
+        children = [
+            subprocess.Popen(
+                [*command, str(rank), str(world), *places],
+                stderr=subprocess.PIPE,
+                text=True,
+                pass_fds=[listener.fileno()] if rank == 0 else [],
+            )
+            for rank in range(world)
+        ]
     errors = [child.communicate(timeout=240)[1] for child in children]
     if any(child.returncode for child in children):
         raise RuntimeError("\n".join(errors))
@@ -200,9 +205,10 @@ def run_world(names: list[str], world: int, folder: Path) -> dict[str, list[Any]
 
 
 def main() -> None:
-    names, rank, world, port, folder = sys.argv[1:6]
+    names, rank, world, port, held, folder = sys.argv[1:7]
     torch.set_num_threads(1)
-    ranks = Ranks.connect(int(rank), int(world), "127.0.0.1", int(port), timeout_s=200)
+    listener = socket.socket(fileno=int(held)) if rank == "0" else None
+    ranks = Ranks.connect(int(rank), int(world), "127.0.0.1", int(port), timeout_s=200, listener=listener)
     for name in names.split(","):
         torch.save(SCENARIOS[name](ranks, Path(folder)), Path(folder) / f"{name}-{rank}.pt")
     ranks.close()
