@@ -84,7 +84,7 @@ class Engines:
         await asyncio.gather(*(server.stop() for server in self._servers))
 
     async def check(self, staged: Staged) -> None:
-        """Compare the staged bytes with their manifest before :meth:`flip`, while everything goes on. Raises InfraError("flip_refused")."""
+        """Before :meth:`flip`: compare staged bytes with their manifest; all goes on meanwhile. Raises InfraError("flip_refused")."""
         await self._servers[self.active].check(staged.manifest, staged.staging)
 
     async def flip(self, staged: Staged, on_broken: Callable[[str], Awaitable[None]]) -> Flipped:

@@ -181,7 +181,7 @@ class Publisher:
                     self._tell_trainers({"type": "done", "version": str(job.version), "error": str(error)})
 
     def _take_late_messages(self) -> Exception | None:
-        """An error here belongs to no publish: the next one raises it. The thread must live on, for the training thread waits for it."""
+        """An error here belongs to no publish: the next one raises it. The thread lives on: the training thread waits for it."""
         try:
             while self._lead.pump():
                 pass
