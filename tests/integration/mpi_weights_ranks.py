@@ -170,6 +170,16 @@ class FailingReceiver(Receiver):
         super()._receive(offer, order)
 
 
+class OddReceiver(Receiver):
+    """After its flip to 0.0 it sends what no trainer understands."""
+
+    def _after_flip(self) -> bool:
+        flipped = super()._after_flip()
+        if flipped and self.active is not None and self.active.manifest.version == "0.0":
+            self._reply({"type": "odd"})
+        return flipped
+
+
 class CorruptingOutgoing(Outgoing):
     """The bytes that leave differ in one place from those that were digested."""
 
@@ -208,7 +218,7 @@ def result_of(result: PublishResult | None) -> dict[str, Any]:
 
 
 def run_trainer(scenario: str, world: World, run: RunDir, algorithm: Any, chunk_bytes: int) -> dict[str, Any]:
-    steps, scale = {"big": (3, 4000), "idle": (0, 1)}.get(scenario, (3, 1))
+    steps, scale = {"big": (3, 4000), "idle": (0, 1), "shared_node_fails": (4, 1)}.get(scenario, (3, 1))
     if scenario == "big":
         values = {"model.layers.0.w": torch.randn(64 * MIB // 4)}
     else:
@@ -237,6 +247,8 @@ def run_trainer(scenario: str, world: World, run: RunDir, algorithm: Any, chunk_
         if scenario == "slow_flip" and step == 0:
             continue  # the next publish meets a replica that still flips
         results.append(result_of(publisher.wait()))
+        if scenario == "odd_message":
+            time.sleep(0.6)  # past the look for late messages
     if scenario == "idle":
         time.sleep(2.0)
     if scenario in ("flip_fails", "shared_node_fails", "shared_node_tokenizer"):
@@ -249,6 +261,7 @@ def run_receiver(scenario: str, world: World, staging: Staging, directory: Path)
     model = Sharded(WIDTHS[scenario]) if scenario in WIDTHS else None
     seen: list[dict[str, Any]] = []
     refused: list[list[str]] = []
+    held: list[tuple[Path, bytes]] = []
 
     def on_staged(manifest: Manifest, path: Path, timings: Timings) -> None:
         data = path.read_bytes()
@@ -260,6 +273,9 @@ def run_receiver(scenario: str, world: World, staging: Staging, directory: Path)
             {"version": manifest.version, "path": path.name, "equal": equal, "mode": path.stat().st_mode & 0o777}
         )
         seen[-1] |= {"transfer_s": timings.transfer_s, "verify_s": timings.verify_s, "at": time.time()}
+        # What this replica would be loaded from if its engine died now.
+        seen[-1]["reloadable"] = all(old.read_bytes() == content for old, content in held[-1:])
+        seen[-1]["files"] = len(list(path.parent.iterdir()))
         if scenario == "slow_flip" and world.rank == world.receivers[0] and manifest.step == 0:
             time.sleep(1.0)
             seen[-1]["equal"] = path.read_bytes() == data  # nothing may write to a half that is being flipped to
@@ -268,11 +284,16 @@ def run_receiver(scenario: str, world: World, staging: Staging, directory: Path)
             seen[-1]["equal"] = path.read_bytes() == data  # the copy stays until the last replica of the node has it
         if scenario in ("flip_fails", "shared_node_fails") and manifest.step == 1 and world.rank == world.receivers[0]:
             raise InfraError("flip_failed", "the engine said no")
+        held.append((path, data))
 
-    receiver = FailingReceiver(
+    options: dict[str, Any] = {}
+    if scenario in ("receiver_dies", "receiver_hangs"):
+        options["how"] = scenario if world.rank == world.receivers[0] else ""
+    kind = {"odd_message": OddReceiver}.get(scenario, FailingReceiver if options else Receiver)
+    receiver = kind(
         world,
         staging,
-        how=scenario if world.rank == world.receivers[0] else "",
+        **options,
         window=4,
         tokenizer_digest="t",
         model_config_digest="c",

@@ -32,7 +32,7 @@ class Loop:
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(2900)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(600)
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)

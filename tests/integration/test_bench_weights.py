@@ -13,7 +13,7 @@ import pytest
 HPCRL = Path(sys.executable).parent / "hpcrl"
 KEYS = {
     *("raw_s", "transfer_verify_s", "total_s", "pause_s", "load_only_s", "snapshot_s", "blocked_s", "gloo_s"),
-    *("file_total_s", "file_pause_s", "bytes", "receivers", "senders", "link", "algo", "rss_growth"),
+    *("file_total_s", "file_pause_s", "receiver_bytes", "bytes", "receivers", "senders", "link", "algo", "rss_growth"),
 }
 
 pytestmark = [

@@ -7,7 +7,7 @@ import itertools
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,14 @@ from hpcrl.protocol.messages import Sampling
 from hpcrl.protocol.record import AttemptRecord
 from hpcrl.protocol.version import PolicyVersion
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 Samples = list[tuple[list[int], list[float]]]
 
 CALLERS = 32
 PUBLISHES = 50
+STEP_S = 120.0
+"""Longest flip, call or wait for the next calls: what takes longer hangs."""
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +51,9 @@ async def made(model: Path, version: str, folder: Path, **weights: Any) -> Repli
         model=ModelSection(path=str(model)),
         tasks=TasksSection(train="unused"),
         rollout=RolloutSection(context_tokens=512, max_tokens=160),
-        inference=InferenceSection(enforce_eager=True, kv_cache_gib=0.25, start_timeout_s=1400, request_timeout_s=300),
+        inference=InferenceSection(
+            enforce_eager=True, kv_cache_gib=0.25, start_timeout_s=400, request_timeout_s=STEP_S
+        ),
         weights=WeightsSection(**weights),
     )
     return Replica(config, secret=SECRET, replica_id="r0", model=model, initial_version=version, log_dir=folder)
@@ -204,7 +208,7 @@ class Load:
             messages: list[dict[str, Any]] = []
             for turn in range(self.turns):
                 messages.append({"role": "user", "content": f"caller {number} turn {turn}"})
-                status, body = await asyncio.wait_for(client.chat(messages, max_tokens=self.max_tokens), 300)
+                status, body = await asyncio.wait_for(client.chat(messages, max_tokens=self.max_tokens), STEP_S)
                 self.calls += 1
                 if status != 200:
                     self.failures.append(f"{client.attempt}: {status} {body}")
@@ -212,6 +216,12 @@ class Load:
                 messages.append(body["choices"][0]["message"])
             self.bound[version] -= 1
             self.records.append((version, await client.record()))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(STEP_S):
+        while not condition():
+            await asyncio.sleep(0.01)
 
 
 def check_spans(models: list[Path], records: list[AttemptRecord]) -> None:
@@ -263,12 +273,11 @@ def run_load(
         first = PolicyVersion.parse(str(replica.served_version)).step + 1
         for step in range(first, first + publishes):
             version, current = f"0.{step}", str(replica.served_version)
-            while pin == "trajectory" and sum(load.bound.values()) != load.bound[current]:
-                await asyncio.sleep(0.01)  # the coordinator's part: the second engine is still needed
+            # The coordinator's part: the second engine is still needed.
+            await until(lambda current=current: pin != "trajectory" or sum(load.bound.values()) == load.bound[current])
             calls = load.calls
-            flips.append(await replica.flip(version, *staged_as(version)))
-            while load.calls < calls + CALLERS // 4:
-                await asyncio.sleep(0.01)
+            flips.append(await asyncio.wait_for(replica.flip(version, *staged_as(version)), STEP_S))
+            await until(lambda calls=calls: load.calls >= calls + CALLERS // 4)
         load.stop = True
         await asyncio.gather(*callers)
         assert replica.restarts == 0

@@ -20,6 +20,7 @@ import httpx
 from hpcrl.config.load import parse_config
 from hpcrl.errors import InfraError
 from hpcrl.inference.command import SERVED_MODEL
+from hpcrl.inference.guard import session_members
 from hpcrl.inference.supervisor import Flipped, VllmServer
 
 __all__ = ["Engine", "longest_gap"]
@@ -63,8 +64,13 @@ class Engine:
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     def flip(self, manifest: Path, staging: Path) -> Flipped:
-        """Load a staged version, as a replica does."""
+        """Load a staged version, as a replica does: check the bytes, then pause for them."""
+        self._await(self._server.check(manifest, staging))
         return self._await(self._server.flip(manifest, staging))
+
+    def resident(self) -> float:
+        """Bytes that the engine's processes have in memory, what they share counted once (PSS)."""
+        return sum(_proportional(pid) for pid in session_members(self._server.pid or 0))
 
     def reload_file(self, directory: Path, fetch: Callable[[], None]) -> None:
         """The file baseline: pause, get the file, vLLM's own reload from ``directory``, resume."""
@@ -102,6 +108,13 @@ class Engine:
 
     def _await(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+def _proportional(pid: int) -> int:
+    with contextlib.suppress(OSError):  # it may have ended
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+        return next((int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:")), 0)
+    return 0
 
 
 def longest_gap(times: list[float]) -> float:

@@ -46,7 +46,9 @@ _FILE = "model.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one run measures. ``limited``: the links have a rate limit, so the file baseline crosses them too."""
+    """What one run measures. ``limited``: the links have a rate limit, so the file baseline crosses them too. ``baselines``: gloo and
+    files are measured as well.
+    """
 
     model: str
     dtype: str
@@ -56,6 +58,7 @@ class Plan:
     repeats: int
     limited: bool
     engine: bool
+    baselines: bool
 
     @property
     def fixed(self) -> Algorithm | None:
@@ -190,7 +193,8 @@ class ReceiverSide:
             return {"flipped": self._flipped}
         with self.engine.client() as times:
             receiver.run()
-        return {"flipped": self._flipped, "pause_s": longest_gap(times), "token_s": _median_gap(times)}
+        gaps = {"pause_s": longest_gap(times), "token_s": _median_gap(times)}
+        return {"flipped": self._flipped, "engine_rss": self.engine.resident()} | gaps
 
     def _flip(self, manifest: Manifest, path: Path, timings: Timings) -> None:
         if self.engine is not None:

@@ -35,7 +35,7 @@ _PREFIXES = "source", "target"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsBench:
     """One measurement. ``link`` is a rate in tc's notation ("1gbit") or "none"; ``model`` replaces the generated one of ``nbytes``.
-    Without ``engine`` only the way of the bytes is measured.
+    Without ``engine`` only the way of the bytes is measured, without ``baselines`` neither gloo nor files.
     """
 
     nbytes: int
@@ -48,6 +48,7 @@ class WeightsBench:
     cluster: str
     model: Path | None = None
     engine: bool = True
+    baselines: bool = True
 
     def run(self, progress: Callable[[str], None]) -> dict[str, Any]:
         """Measure; returns the result (see :func:`summarise`). Raises UserError, EnvironmentFault, InfraError."""
@@ -64,11 +65,12 @@ class WeightsBench:
                 for rank in range(self.senders + self.receivers)
             ]
             nbytes = json.loads((directory / "size.json").read_text(encoding="utf-8"))
-        for rank, found in enumerate(ranks):
-            last, idle = found["rows"][-1], found["idle"]
-            progress(f"rank {rank}: {(last['rss'] - idle['rss']) / 2**20:.0f} MiB more than before the first publish")
+        held = [found["rows"][-1]["rss"] - found["idle"]["rss"] for found in ranks]
+        for rank, more in enumerate(held):
+            progress(f"rank {rank}: {more / 2**20:.0f} MiB more than before the first publish")
         fixed = {"bytes": nbytes, "receivers": self.receivers, "senders": self.senders, "link": self.link}
-        return summarise([found["rows"] for found in ranks], self.senders) | fixed | {"algo": self.algorithm}
+        fixed |= {"algo": self.algorithm, "receiver_bytes": max(held[self.senders :])}
+        return summarise([found["rows"] for found in ranks], self.senders) | fixed
 
     def _check(self) -> None:
         if self.senders < 1 or self.receivers < 1 or self.repeats < 1:
@@ -117,6 +119,7 @@ class WeightsBench:
             "repeats": self.repeats,
             "limited": self.link != "none",
             "engine": self.engine,
+            "baselines": self.baselines,
         }
         (directory / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
 
@@ -138,8 +141,8 @@ class WeightsBench:
 def summarise(ranks: list[Rows], senders: int) -> dict[str, float | None]:
     """Medians over the rounds after the first. A phase's time is that of the slowest rank that takes part in it.
 
-    ``total_s`` runs from the call of publish to the last flip, ``rss_growth`` is the largest relative growth of a rank from the first
-    counted round to the last. What needs an engine is None without one.
+    ``total_s`` runs from the call of publish to the last flip, ``rss_growth`` is the largest relative growth of a rank, or of the
+    engine's processes together, from the first counted round to the last. What was not measured is None.
     """
     lead, serving = ranks[0], ranks[senders]
     counted = range(1, len(lead))
@@ -150,20 +153,24 @@ def summarise(ranks: list[Rows], senders: int) -> dict[str, float | None]:
     def slowest(key: str) -> float:
         return median(lambda number: max(rows[number][key] for rows in ranks[:senders]))
 
-    def served(key: str) -> float | None:
-        return median(lambda number: serving[number][key]) if key in serving[0] else None
+    def of(row: Rows, *keys: str) -> float | None:
+        """Sum of what was measured under these keys."""
+        return median(lambda number: sum(row[number][key] for key in keys)) if keys[0] in row[0] else None
 
-    paused = served("file_pause_s")
+    paused = of(serving, "file_pause_s")
+    held = [[row["rss"] for row in rows] for rows in ranks]
+    if "engine_rss" in serving[0]:
+        held.append([row["engine_rss"] for row in serving])
     return {
         "raw_s": median(lambda n: lead[n]["raw"]),
         "transfer_verify_s": median(lambda n: lead[n]["transfer_verify_s"]),
         "total_s": median(lambda n: max(rows[n]["flipped"] for rows in ranks[senders:]) - lead[n]["began"]),
-        "pause_s": served("pause_s"),
-        "load_only_s": served("load_only_s"),
+        "pause_s": of(serving, "pause_s"),
+        "load_only_s": of(serving, "load_only_s"),
         "snapshot_s": slowest("snapshot_s"),
         "blocked_s": slowest("blocked_s"),
-        "gloo_s": median(lambda n: lead[n]["gloo"]),
-        "file_total_s": None if paused is None else median(lambda n: lead[n]["write"] + lead[n]["read"]),
+        "gloo_s": of(lead, "gloo"),
+        "file_total_s": None if paused is None else of(lead, "write", "read"),
         "file_pause_s": paused,
-        "rss_growth": round(max(rows[-1]["rss"] / rows[1]["rss"] - 1 for rows in ranks), 4),
+        "rss_growth": round(max(sizes[-1] / sizes[1] - 1 for sizes in held), 4),
     }

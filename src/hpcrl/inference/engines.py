@@ -5,8 +5,8 @@ One slot:   the engine that serves is paused, loaded and resumed. When that fail
 Two slots:  the standby engine is loaded while the active one serves; then they change places. The older version is answered until
             the next flip needs its engine. When a load fails, only the standby engine is replaced.
 
-What is loaded is always compared with its manifest by the plugin, also when it is loaded again. No locking: the caller sees to it
-that one flip or replacement is under way at a time.
+Staged bytes are compared with their manifest before every load, also when they are loaded again, and the plugin compares what the
+model then holds with them. No locking: the caller sees to it that one flip or replacement is under way at a time.
 """
 
 from __future__ import annotations
@@ -83,8 +83,12 @@ class Engines:
         """End all; no process of them is left."""
         await asyncio.gather(*(server.stop() for server in self._servers))
 
+    async def check(self, staged: Staged) -> None:
+        """Before :meth:`flip`: compare staged bytes with their manifest; all goes on meanwhile. Raises InfraError("flip_refused")."""
+        await self._servers[self.active].check(staged.manifest, staged.staging)
+
     async def flip(self, staged: Staged, on_broken: Callable[[str], Awaitable[None]]) -> Flipped:
-        """Make ``staged`` the current version.
+        """Make ``staged``, which was checked, the current version.
 
         Raises InfraError when it is refused; the previous version is then served as before. If it had to be loaded again,
         ``on_broken(reason)`` was awaited before that.
@@ -111,7 +115,7 @@ class Engines:
         fallback = self._versions.fallback
         if fallback is not None:
             with contextlib.suppress(InfraError):
-                await self._servers[self.active].flip(fallback.manifest, fallback.staging)
+                await self._load(fallback)
                 return
         await self.renew(self.active, "a flip failed")
 
@@ -136,4 +140,9 @@ class Engines:
         await self._servers[slot].start()
         fallback = self._versions.fallback
         if active and fallback is not None:
-            await self._servers[slot].flip(fallback.manifest, fallback.staging)
+            await self._load(fallback)
+
+    async def _load(self, fallback: Staged) -> None:
+        """Load the last verified version into the active engine, which serves nothing; its bytes are checked again."""
+        await self.check(fallback)
+        await self._servers[self.active].flip(fallback.manifest, fallback.staging)

@@ -143,11 +143,13 @@ class Replica:
             if self._on_broken is not None:
                 await self._on_broken(version, reason)
 
+        staged = Staged(version, manifest, staging)
         async with self._lock:
+            await self._engines.check(staged)  # before the gate: calls need not wait for it
             if self._engines.count == 1:
                 self._gate.clear()
             try:
-                return await self._engines.flip(Staged(version, manifest, staging), broken)
+                return await self._engines.flip(staged, broken)
             except InfraError:
                 if self._engines.lost is not None:
                     self._fail(self._engines.lost)

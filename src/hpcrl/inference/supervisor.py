@@ -30,7 +30,7 @@ from hpcrl.inference.command import check_context, server_arguments, server_envi
 from hpcrl.inference.loopback import Loopback, Refused
 from hpcrl.protocol.messages import Sampling
 from hpcrl.weights.manifest import Manifest
-from hpcrl.weights.vllm_engine import UNTOUCHED, update_info
+from hpcrl.weights.vllm_engine import UNTOUCHED, check_staged, update_info
 
 __all__ = ["Flipped", "Generated", "TokenSpan", "VllmServer"]
 
@@ -167,8 +167,15 @@ class VllmServer:
             ) from error
         return _read_generated(answer)
 
+    async def check(self, manifest: Path, staging: Path) -> None:
+        """Compare staged bytes with their manifest; whatever is served goes on meanwhile. Raises InfraError("flip_refused")."""
+        try:
+            await asyncio.to_thread(check_staged, manifest, staging)
+        except DataError as error:
+            raise InfraError("flip_refused", f"{manifest.stem} was refused, {self._goes_on()}: {error}") from error
+
     async def flip(self, manifest: Path, staging: Path) -> Flipped:
-        """Serve the version of ``manifest``, whose bytes lie in ``staging``.
+        """Serve the version of ``manifest``, whose bytes lie in ``staging`` and were checked (:meth:`check`).
 
         Raises InfraError("flip_refused") when the old version goes on serving, InfraError("flip_failed") when nothing is
         served any more until another flip succeeds.
@@ -257,10 +264,11 @@ class VllmServer:
             except InfraError as second:
                 return InfraError("flip_failed", f"version {version}: {error}; then resuming the old one: {second}")
             self._serving = True
-            return InfraError(
-                "flip_refused", f"version {version} was refused, {self.served_version} goes on serving: {error}"
-            )
+            return InfraError("flip_refused", f"version {version} was refused, {self._goes_on()}: {error}")
         return InfraError("flip_failed", f"version {version}: {error}")
+
+    def _goes_on(self) -> str:
+        return f"{self.served_version} goes on serving" if self.serving else "nothing is served"
 
 
 def _read_generated(answer: dict[str, Any]) -> Generated:

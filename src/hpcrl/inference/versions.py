@@ -3,7 +3,7 @@
     version None ── staged(v) ──▶ v is verified ── staged(w) ──▶ w …
 
 ``fallback`` is what a restarted or failed engine is loaded from: the last version whose flip succeeded, else the start weights.
-Its staging file is the active half of the receiver's double buffer, which is overwritten only after the next flip.
+Its staging file is not overwritten before this replica has flipped to another one (weights/staging.py).
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ class _Rank:
 
     def _stopped(self, serving: asyncio.Task[None]) -> None:
         # Names first: stopping the engine takes seconds, and SIGKILL may follow sooner. The memory goes with the processes.
-        for path in (self._staging.active_path, self._staging.standby_path):
+        for path in self._staging.paths:
             path.unlink(missing_ok=True)
         serving.cancel()
 

@@ -33,6 +33,8 @@ log = logging.getLogger("hpcrl.trainer")
 
 _MIB = 1 << 20
 _BACKLOG = 4096
+_PUBLISH_S = 300.0
+"""Longest silence while a version is published, beside the drain of a replica."""
 
 
 def work(run: RunDir, config: RunConfig, _: argparse.Namespace) -> None:
@@ -73,6 +75,7 @@ def work(run: RunDir, config: RunConfig, _: argparse.Namespace) -> None:
         model_config_digest=model_config_digest(config.model.path),
         parent=None if parent is None else str(parent),
         on_manifest=announce,
+        timeout_s=config.weights.drain_timeout_s + _PUBLISH_S,
     )
     result = trainer.run(publisher)
     publisher.shutdown()

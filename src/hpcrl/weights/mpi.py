@@ -11,6 +11,7 @@ it polls, and :class:`Pacer` spaces the polls (at once while data flows, every f
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -29,9 +30,13 @@ __all__ = ["Pacer", "Role", "World", "wait_until"]
 
 Role = Literal["trainer", "inference"]
 
+log = logging.getLogger(__name__)
+
 _CONTROL_TAG = 1
 _NAME_BYTES = 128
 _SPINS = 50
+_SAY_S = 60.0
+"""A wait in which nothing moves is told that often: whoever looks for a hang must not wait for its end."""
 
 
 class Pacer:
@@ -58,15 +63,19 @@ def wait_until(
     condition: Callable[[], bool], turn: Callable[[], bool], timeout_s: float, complaint: Callable[[], str]
 ) -> None:
     """Take turns (False: nothing moved) until ``condition`` holds. Raises InfraError when nothing has moved for ``timeout_s``."""
-    pacer, deadline = Pacer(longest_s=0.001), time.monotonic() + timeout_s
+    pacer, moved, told = Pacer(longest_s=0.001), time.monotonic(), 0
     while not condition():
         if turn():
             pacer.progress()
-            deadline = time.monotonic() + timeout_s
-        elif time.monotonic() > deadline:
+            moved, told = time.monotonic(), 0
+            continue
+        still = time.monotonic() - moved
+        if still > timeout_s:
             raise InfraError("weights_timeout", f"nothing has moved for {timeout_s:.0f} s: {complaint()}")
-        else:
-            pacer.pause()
+        if still > (told + 1) * _SAY_S:
+            told += 1
+            log.info("nothing has moved for %.0f s: %s", still, complaint())
+        pacer.pause()
 
 
 class World:

@@ -9,7 +9,8 @@
 
     first of a node ─ staged | unstaged ─▶ the node's other replicas ─ left(version) ─▶ first of the node
 
-One replica per node receives; the others flip to its copy, which stays as it is until all of them have left the older half.
+One replica per node receives; the others flip to its copy. A copy stays as it is until all of them have tried the next one, and
+for as long as one of them holds it: a replica that failed a flip must be able to load its version again.
 
     digest threads    xxh3-128 of each chunk that has arrived, while the next ones travel
 
@@ -114,7 +115,7 @@ class Receiver:
         self._first = node[0]
         self._others = [rank for rank in node if rank != world.rank] if self._first == world.rank else []
         self._flipping: set[int] = set()
-        self._flipped = False
+        self._flipped: set[int] = set()
         self._state = _State.IDLE
         self._offer: _Offer | None = None
         self._waiting: dict[str, Any] | None = None
@@ -290,7 +291,7 @@ class Receiver:
             "timings": asdict(timings),
         }
         self._world.send_json(self._others, {"type": "staged", **copy})
-        self._flipping, self._flipped = {self._world.rank, *self._others}, False
+        self._flipping, self._flipped = {self._world.rank, *self._others}, set()
         self._state, self._target = _State.FLIPPING, Staged(manifest, path)
         self._flip = self._worker.submit(self._on_staged, manifest, path, timings)
 
@@ -315,15 +316,15 @@ class Receiver:
         return True
 
     def _leave(self, rank: int, flipped: bool) -> None:
-        """A replica of the node is done with the older half; after the last one the halves change place, if anybody flipped."""
+        """A replica of the node has tried the new copy; after the last one the copies that nobody holds may be overwritten."""
         self._flipping.discard(rank)
-        self._flipped |= flipped
+        if flipped:
+            self._flipped.add(rank)
         if self._first != self._world.rank:
             self._world.send_json([self._first], {"type": "left", "flipped": flipped})
             self._state = _State.IDLE
         elif not self._flipping:
-            if self._flipped:
-                self._staging.swap()
+            self._staging.flipped(self._flipped)
             self._state, self._offer = _State.IDLE, None
 
     def _finish_flips(self) -> None:

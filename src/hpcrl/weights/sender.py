@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpcrl.errors import HpcrlError, RunError
+from hpcrl.errors import RunError
 from hpcrl.protocol.rundir import RunDir
 from hpcrl.protocol.version import PolicyVersion
 from hpcrl.weights.digest import all_done, digest_threads
@@ -161,28 +161,34 @@ class Publisher:
     # ------------------------------------------------------------ the publisher thread
 
     def _serve(self) -> None:
+        failure: Exception | None = None
         while True:
             try:
                 job = self._jobs.get(timeout=_IDLE_S if self._leads else None)
             except queue.Empty:
-                self._take_late_messages()
+                failure = failure or self._take_late_messages()
                 continue
             if job is None:
                 self._say_goodbye()
                 return
             try:
+                if failure is not None:
+                    raise failure
                 job.future.set_result(self._publish(job) if self._leads else self._follow(job))
             except Exception as error:  # noqa: BLE001 - the one recording point: the training thread raises it
+                job.future.set_exception(error)
                 if self._leads:
                     self._tell_trainers({"type": "done", "version": str(job.version), "error": str(error)})
-                job.future.set_exception(error)
 
-    def _take_late_messages(self) -> None:
+    def _take_late_messages(self) -> Exception | None:
+        """An error here belongs to no publish: the next one raises it. The thread lives on: the training thread waits for it."""
         try:
             while self._lead.pump():
                 pass
-        except HpcrlError:
+        except Exception as error:
             log.exception("between two publishes")
+            return error
+        return None
 
     def _say_goodbye(self) -> None:
         if self._leads:

@@ -1,18 +1,23 @@
-"""The double buffer beside a replica: two files in shared memory, one active (served, or to be reloaded from), one standby.
+"""The double buffer of a node: two files in shared memory, one active (served, and to be reloaded from), one standby.
 
-    hpcrl-<run_id>-<replica>-<0|1>.weights    mode 0600; the owner holds an exclusive flock for as long as it lives
+    hpcrl-<run_id>-<replica>-<0|1|…>.weights    mode 0600; the owner holds an exclusive flock for as long as it lives
 
 The lock tells a dead run's leftovers from a live run's files: whatever can be locked has no owner and is removed at start.
-Standby bytes become active only by :meth:`Staging.swap`, after the flip; until then the active half is untouched.
+
+Standby bytes become active only by :meth:`Staging.flipped`, after the flip; until then the active half is untouched. While replicas of
+the node hold different versions (one failed its flip) each version's copy stays, for each may have to be loaded again, and a further
+file is the standby; it goes when they agree again.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import mmap
 import os
 import re
+from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 
@@ -22,6 +27,7 @@ __all__ = ["DEFAULT_DIRECTORY", "Staging", "remove_leftovers"]
 
 DEFAULT_DIRECTORY = Path("/dev/shm")
 _SUFFIX = ".weights"
+_SLOTS = 2
 
 
 def remove_leftovers(directory: Path = DEFAULT_DIRECTORY) -> list[Path]:
@@ -93,9 +99,9 @@ class _Slot:
 
 
 class Staging:
-    """Two slots of one replica. A context manager; leaving it removes both files.
+    """The slots of one node's replicas. A context manager; leaving it removes all files.
 
-    ``directory`` must be memory-backed and on the replica's node. Raises EnvironmentFault when it cannot be used.
+    ``directory`` must be memory-backed and on the replicas' node. Raises EnvironmentFault when it cannot be used.
     """
 
     def __init__(self, run_id: str, replica: str, directory: Path = DEFAULT_DIRECTORY) -> None:
@@ -103,35 +109,50 @@ class Staging:
             raise EnvironmentFault(f"the staging directory {directory} does not exist on this node")
         remove_leftovers(directory)
         safe = re.sub(r"[^A-Za-z0-9._-]", "_", f"{run_id}-{replica}")
-        paths = [directory / f"hpcrl-{safe}-{slot}{_SUFFIX}" for slot in (0, 1)]
-        first = _Slot(paths[0])
+        self._prefix = directory / f"hpcrl-{safe}"
+        self._slots: list[_Slot] = []
+        self._held: dict[int, _Slot] = {}
         try:
-            self._slots = [first, _Slot(paths[1])]
+            self._standby = self._new_slot()
+            self._new_slot()
         except BaseException:
-            first.close()
+            self.close()
             raise
-        self._standby = 0
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """All files."""
+        return tuple(slot.path for slot in self._slots)
 
     @property
     def standby_path(self) -> Path:
-        """File of the half that may be overwritten."""
-        return self._slots[self._standby].path
-
-    @property
-    def active_path(self) -> Path:
-        """File of the half that must not be touched."""
-        return self._slots[1 - self._standby].path
+        """File of the part that may be overwritten."""
+        return self._standby.path
 
     def standby(self, nbytes: int) -> memoryview:
-        """The standby half as ``nbytes`` writable bytes. Raises InfraError("staging_full") when there is no room."""
-        return self._slots[self._standby].view(nbytes)
+        """The standby part as ``nbytes`` writable bytes. Raises InfraError("staging_full") when there is no room."""
+        return self._standby.view(nbytes)
 
-    def swap(self) -> None:
-        """The standby half becomes the active one."""
-        self._standby = 1 - self._standby
+    def flipped(self, replicas: Collection[int]) -> None:
+        """These replicas (by number) hold the standby copy now. The next standby is a copy that no replica holds any more."""
+        if not replicas:
+            return
+        self._held |= dict.fromkeys(replicas, self._standby)
+        free = [slot for slot in self._slots if slot not in self._held.values()]
+        self._standby = free.pop(0) if free else self._new_slot()
+        while free and len(self._slots) > _SLOTS:
+            slot = free.pop()
+            self._slots.remove(slot)
+            slot.close()
+
+    def _new_slot(self) -> _Slot:
+        paths = (self._prefix.with_name(f"{self._prefix.name}-{number}{_SUFFIX}") for number in itertools.count())
+        slot = _Slot(next(path for path in paths if path not in self.paths))
+        self._slots.append(slot)
+        return slot
 
     def close(self) -> None:
-        """Remove both files; memory still mapped elsewhere lives until unmapped there. Views must not be held."""
+        """Remove all files; memory still mapped elsewhere lives until unmapped there. Views must not be held."""
         for slot in self._slots:
             slot.close()
 

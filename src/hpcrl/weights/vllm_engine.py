@@ -2,9 +2,10 @@
 
     replica process           vLLM API server          vLLM worker (vllm_transfer.py)
     ---------------           ---------------          ------------------------------
-    staging file is verified
+    check_staged: the file's digests are the manifest's            (tokens are still generated)
+    /pause
     /start_weight_update  ─▶  collective_rpc      ─▶  start_weight_update
-    /update_weights       ─▶  collective_rpc      ─▶  receive_weights: map the file, check digests, reload layer by layer
+    /update_weights       ─▶  collective_rpc      ─▶  receive_weights: map the file, reload layer by layer
     /finish_weight_update ─▶  collective_rpc      ─▶  finish_weight_update: finalize, repair the tied head, compare what is held
 
 Every worker of a tensor-parallel replica maps the same file; the model's own loader takes its share. Nothing of vLLM or torch is
@@ -21,13 +22,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcrl.errors import DataError
-from hpcrl.weights.digest import chunk_digest, whole_digest
+from hpcrl.weights.digest import chunk_digest, digest_threads, whole_digest
 from hpcrl.weights.manifest import Manifest
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BACKEND", "UNTOUCHED", "StagedWeights", "register", "update_info"]
+__all__ = ["BACKEND", "UNTOUCHED", "StagedWeights", "check_staged", "register", "update_info"]
 
 BACKEND = "hpcrl"
 """The value of ``backend`` in vLLM's ``--weight-transfer-config``."""
@@ -50,38 +51,41 @@ def update_info(manifest: Manifest | Path, staging: Path) -> dict[str, Any]:
     return {"manifest": content, "staging": str(staging)}
 
 
+def check_staged(manifest: Path, staging: Path) -> None:
+    """Take the digests of a staging file again, just before it is loaded and without pausing anything for it.
+
+    Raises DataError when they are not those of the manifest, or one of the files cannot be read.
+    """
+    expected = _read(manifest)
+    data = memoryview(_map(staging, expected.nbytes))
+    with digest_threads() as threads:
+        found = list(threads.map(chunk_digest, (data[c.offset : c.offset + c.nbytes] for c in expected.chunks)))
+    for chunk, digest in zip(expected.chunks, found, strict=True):
+        if digest != chunk.digest:
+            raise DataError(
+                UNTOUCHED, f"version {expected.version}: the chunk at byte {chunk.offset} differs from its manifest"
+            )
+    if whole_digest(found) != expected.digest:
+        raise DataError(UNTOUCHED, f"version {expected.version}: the whole differs from its manifest")
+
+
 class StagedWeights:
-    """The tensors of one staging file, as views in manifest order; iterate as often as needed.
+    """The tensors of one staging file, as views in manifest order; iterate as often as needed. Their bytes were checked before.
 
     The views share memory with a private mapping of the file: keep this object until the loader is done, and do not rewrite
-    the file meanwhile. Raises DataError(``staged_weights``) when the file is not what the manifest says.
+    the file meanwhile. Raises DataError(``staged_weights``) when the file cannot hold them.
     """
 
     def __init__(self, manifest: Manifest, staging: Path) -> None:
         self.manifest = manifest
         self._map = _map(staging, manifest.nbytes)
         self._start = ctypes.addressof(ctypes.c_char.from_buffer(self._map)) if manifest.nbytes else 0
-        found = []
-        view = memoryview(self._map)
-        for chunk in manifest.chunks:
-            found.append(chunk_digest(view[chunk.offset : chunk.offset + chunk.nbytes]))
-            if found[-1] != chunk.digest:
-                raise DataError(
-                    UNTOUCHED, f"version {manifest.version}: the chunk at byte {chunk.offset} differs from its manifest"
-                )
-        if whole_digest(found) != manifest.digest:
-            raise DataError(UNTOUCHED, f"version {manifest.version}: the whole differs from its manifest")
 
     @classmethod
     def open(cls, manifest: str | dict[str, Any], staging: str) -> StagedWeights:
         """From an ``update_info``. Raises DataError for whatever cannot be read."""
-        if isinstance(manifest, dict):
-            return cls(Manifest.from_dict(manifest), Path(staging))
-        try:
-            text = Path(manifest).read_text(encoding="utf-8")
-        except OSError as error:
-            raise DataError(UNTOUCHED, f"cannot read the manifest: {error}") from error
-        return cls(Manifest.from_json(text), Path(staging))
+        read = Manifest.from_dict(manifest) if isinstance(manifest, dict) else _read(Path(manifest))
+        return cls(read, Path(staging))
 
     def contains(self, address: int) -> bool:
         """Whether a memory address lies in the mapping."""
@@ -100,6 +104,14 @@ class StagedWeights:
                 entry.name,
                 torch.frombuffer(self._map, dtype=dtype, count=count, offset=entry.offset).view(entry.shape),
             )
+
+
+def _read(manifest: Path) -> Manifest:
+    try:
+        text = manifest.read_text(encoding="utf-8")
+    except OSError as error:
+        raise DataError(UNTOUCHED, f"cannot read the manifest: {error}") from error
+    return Manifest.from_json(text)
 
 
 def _map(staging: Path, nbytes: int) -> mmap.mmap | bytearray:

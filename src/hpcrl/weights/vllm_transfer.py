@@ -3,8 +3,10 @@
 States of one update (vLLM enforces the order, one at a time):
 
     idle ── start ──▶ open ── receive ──▶ loaded ── finish ──▶ compared (vllm_held.py) ──▶ idle
-                        ├── bytes differ from the manifest ──▶ idle, still the old version
+                        ├── manifest or file cannot be read ──▶ idle, still the old version
                         └── any other error, here or later ──▶ idle, weights undefined: serve nothing until an update succeeds
+
+The staged bytes were compared with the manifest's digests just before (check_staged); here what the model holds is compared with them.
 
 The loader keeps references to our tensors until their layer is complete, so the mapping lives until ``finish``.
 """
@@ -48,7 +50,7 @@ class ShmUpdateInfo(WeightTransferUpdateInfo):
 
 
 class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
-    """Loads whole versions from a file in shared memory, checked against its manifest."""
+    """Loads whole versions from a file in shared memory."""
 
     init_info_cls = ShmInitInfo
     update_info_cls = ShmUpdateInfo
@@ -64,13 +66,13 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
         """No rendezvous: the file is the channel."""
 
     def start_weight_update(self) -> None:
-        """Nothing yet: the reload begins once the staged bytes are known to be good."""
+        """Nothing yet: the reload begins once the staged bytes are there."""
         self._staged = None
 
     def receive_weights(self, update_info: ShmUpdateInfo) -> None:
-        """Check the staged bytes, then load them.
+        """Load the staged bytes.
 
-        Raises DataError when they are not the manifest's: the model still holds the old version. Any later error leaves the
+        Raises DataError when they cannot be read: the model still holds the old version. Any later error leaves the
         weights undefined, but the loader ready for the next update.
         """
         self._staged = staged = StagedWeights.open(update_info.manifest, update_info.staging)

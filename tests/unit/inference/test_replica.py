@@ -24,6 +24,8 @@ class FakeServer:
     def __init__(self, version: str | None) -> None:
         self.served_version = version
         self.serving = False
+        self.checks: list[tuple[str, bool]] = []
+        self.check_error: InfraError | None = None
         self.flips: list[str] = []
         self.outcomes: list[str] = []
         self.start_error: InfraError | None = None
@@ -43,6 +45,11 @@ class FakeServer:
     async def generate(self, token_ids: list[int], sampling: Sampling, stop_token_ids: list[int]) -> Generated:
         self.asked += 1
         return Generated([], [], "stop", [])
+
+    async def check(self, manifest: Path, staging: Path) -> None:
+        self.checks.append((manifest.name, self.serving))
+        if self.check_error is not None:
+            raise self.check_error
 
     async def flip(self, manifest: Path, staging: Path) -> Flipped:
         self.flips.append(manifest.name)
@@ -163,6 +170,23 @@ def test_a_refused_flip_changes_nothing() -> None:
     bench(scenario)
 
 
+def test_staged_bytes_are_checked_before_the_gate_closes() -> None:
+    async def scenario(b: Bench) -> None:
+        server = b.servers[0]
+        server.gate_when_flipped = b.gate
+        await b.flip("0.1")
+        assert server.checks == [("0.1", True)]  # it went on serving meanwhile
+        assert server.gates == [False]
+        server.check_error = InfraError("flip_refused", "as told")
+        with pytest.raises(InfraError, match="flip_refused"):
+            await b.flip("0.2")
+        assert server.flips == ["0.1"]
+        assert b.gate()
+        assert b.replica.served_version == "0.1"
+
+    bench(scenario)
+
+
 def test_a_failed_flip_loads_the_last_version_again() -> None:
     async def scenario(b: Bench) -> None:
         await b.flip("0.1")
@@ -170,6 +194,7 @@ def test_a_failed_flip_loads_the_last_version_again() -> None:
         with pytest.raises(InfraError, match="flip_failed"):
             await b.flip("0.2")
         assert b.servers[0].flips == ["0.1", "0.2", "0.1"]
+        assert [name for name, _ in b.servers[0].checks] == ["0.1", "0.2", "0.1"]
         assert b.broken == [
             ("0.2", "flip_failed: as told", ["0.1", "0.2"])
         ]  # told before the old version was loaded again
@@ -202,6 +227,7 @@ def test_a_dead_engine_is_replaced_and_loaded_before_it_serves() -> None:
         await until(lambda: b.restarted == ["0.1"])
         assert b.downs == [(False, 1)]  # told with the gate closed, before there was a new engine
         assert b.servers[1].flips == ["0.1"]
+        assert [name for name, _ in b.servers[1].checks] == ["0.1"]
         assert b.replica.served_version == "0.1"
         assert b.replica.serving
         assert b.gate()

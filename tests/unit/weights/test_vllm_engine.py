@@ -10,7 +10,7 @@ from hpcrl.errors import DataError
 from hpcrl.protocol.version import PolicyVersion
 from hpcrl.weights.digest import chunk_digest
 from hpcrl.weights.manifest import Chunk, Layout, Manifest, cut
-from hpcrl.weights.vllm_engine import StagedWeights, update_info
+from hpcrl.weights.vllm_engine import StagedWeights, check_staged, update_info
 
 TENSORS = {
     "embed.weight": torch.arange(12, dtype=torch.float32).view(3, 4),
@@ -62,12 +62,19 @@ def test_a_manifest_file_is_read(tmp_path: Path) -> None:
 
 def test_other_bytes_are_refused(tmp_path: Path) -> None:
     manifest, path = staged(tmp_path)
+    file = tmp_path / "0.3.json"
+    file.write_text(manifest.to_json())
+    check_staged(file, path)
     data = bytearray(path.read_bytes())
     data[60] ^= 1
     path.write_bytes(data)
     with pytest.raises(DataError, match=r"staged_weights: version 0\.3: the chunk at byte 50"):
-        StagedWeights(manifest, path)
+        check_staged(file, path)
+    with pytest.raises(DataError, match="staged_weights: cannot read the manifest"):
+        check_staged(tmp_path / "absent.json", path)
     path.write_bytes(data[:-1])
+    with pytest.raises(DataError, match="staged_weights"):
+        check_staged(file, path)
     with pytest.raises(DataError, match="staged_weights"):
         StagedWeights(manifest, path)
     with pytest.raises(DataError, match="staged_weights"):
