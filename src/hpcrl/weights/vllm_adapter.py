@@ -21,8 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
-from vllm.lora.utils import parse_fine_tuned_lora_name
 
 from hpcrl.errors import DataError, HpcrlError
 from hpcrl.weights.adapter import adapter_of, read_adapter
@@ -77,7 +75,10 @@ class AdapterWorker:
 
 
 def _check(manager: Any, adapter_id: int, manifest: Manifest, directory: Path) -> int:
-    """Compare one adapter's slot in every layer; returns the bytes compared. Raises DataError."""
+    """Compare one adapter's slot in every linear layer; returns the bytes compared. Raises DataError."""
+    from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
+    from vllm.lora.utils import parse_fine_tuned_lora_name
+
     config = adapter_of(manifest).config
     if adapter_id not in manager.lora_index_to_id:
         raise DataError(_DIFFERS, f"version {manifest.version} was loaded but has no slot")
@@ -89,14 +90,15 @@ def _check(manager: Any, adapter_id: int, manifest: Manifest, directory: Path) -
         if not is_a:
             tensor = tensor * (config["lora_alpha"] / config["r"])
         pairs.setdefault(module, {})["A" if is_a else "B"] = tensor
+    linear = {name: module for name, module in manager.modules.items() if isinstance(module, BaseLinearLayerWithLoRA)}
     try:
-        return check_layers(manager.modules, manager.packed_modules, manager.lora_index_to_id.index(adapter_id), pairs)
+        return check_layers(linear, manager.packed_modules, manager.lora_index_to_id.index(adapter_id), pairs)
     except DataError as error:
         raise DataError(_DIFFERS, f"after loading adapter {manifest.version} {error}") from error
 
 
 def check_layers(modules: dict[str, Any], packed: dict[str, list[str]], slot: int, pairs: dict[str, Pair]) -> int:
-    """Compare slot ``slot`` of all adaptable ``modules`` with ``pairs`` (by the names that the adapter uses, scaled).
+    """Compare slot ``slot`` of vLLM's adaptable layers with ``pairs`` (by the names that the adapter uses, ``B`` scaled).
 
     ``packed``: a fused module → its parts in order (``qkv_proj`` → q, k, v). Returns the bytes compared. Raises DataError naming the
     first module that differs, and a pair that no module took.
@@ -105,10 +107,8 @@ def check_layers(modules: dict[str, Any], packed: dict[str, list[str]], slot: in
     nbytes = 0
     for name, module in modules.items():
         parts = [left.pop(part, None) for part in packed.get(name, [name])]
-        if not isinstance(module, BaseLinearLayerWithLoRA) or (name not in packed and module.n_slices != 1):
-            if any(parts):
-                raise DataError(_DIFFERS, f"{name} cannot be compared: it is a {type(module).__name__}")
-            continue
+        if name not in packed and module.n_slices != 1:
+            raise DataError(_DIFFERS, f"{name} cannot be compared: it is cut into {module.n_slices} by vLLM itself")
         for stack, expected in _slot_contents(module, parts, fused=name in packed):
             held = stack[slot, 0]
             wanted = torch.zeros_like(held, device="cpu")
@@ -118,7 +118,7 @@ def check_layers(modules: dict[str, Any], packed: dict[str, list[str]], slot: in
             if not torch.equal(held.cpu(), wanted):
                 raise DataError(_DIFFERS, f"{name} differs from the published adapter")
     if left:
-        raise DataError(_DIFFERS, f"no layer has taken {min(left)}")
+        raise DataError(_DIFFERS, f"no linear layer has taken {min(left)}")
     return nbytes
 
 
