@@ -35,8 +35,6 @@ __all__ = ["Checkpoint", "Checkpoints", "latest_complete"]
 _MARKER = "COMPLETE"
 _STATE = "state.json"
 _PARTIAL = ".partial"
-_TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
-"""Not strict, as frozen parameters are missing; reading a checkpoint already fails for anything else that is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +79,7 @@ class Checkpoints:
             self._clear()
             partial.mkdir(parents=True)
         self._ranks.barrier()
-        model_state, optimizer_state = get_state_dict(policy.model, optimizer, options=_TRAINED)
+        model_state, optimizer_state = _trained_state(policy, optimizer)
         state = {"model": model_state, "optimizer": optimizer_state, "rng": {self._rng_key(): self._rng_state()}}
         try:
             with _quiet():
@@ -102,7 +100,7 @@ class Checkpoints:
 
     def load(self, checkpoint: Checkpoint, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
         """Restore model, optimizer and random state in place. Raises DataError when the checkpoint does not fit the model."""
-        model_state, optimizer_state = get_state_dict(policy.model, optimizer, options=_TRAINED)
+        model_state, optimizer_state = _trained_state(policy, optimizer)
         saved = json.loads((checkpoint.path / _STATE).read_text())
         state: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state}
         same_ranks = saved["ranks"] == self._ranks.world
@@ -116,7 +114,7 @@ class Checkpoints:
                 optimizer,
                 model_state_dict=state["model"],
                 optim_state_dict=state["optimizer"],
-                options=_TRAINED,
+                options=StateDictOptions(strict=False),  # frozen parameters are missing
             )
         except (CheckpointException, RuntimeError, ValueError, KeyError, OSError) as error:
             text = f"{checkpoint.path} cannot be loaded into this model: {_cause(error)}"
@@ -140,6 +138,14 @@ class Checkpoints:
             # The marker first: a half-removed checkpoint must not look complete.
             (old.path / _MARKER).unlink()
             shutil.rmtree(old.path)
+
+
+def _trained_state(policy: Policy, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
+    """State of model and optimizer without the model's frozen parameters (under any name: a tied head is one, too)."""
+    model_state, optimizer_state = get_state_dict(policy.model, optimizer)
+    named = policy.model.named_parameters(remove_duplicate=False)
+    frozen = {name for name, parameter in named if not parameter.requires_grad}
+    return {name: value for name, value in model_state.items() if name not in frozen}, optimizer_state
 
 
 @contextmanager

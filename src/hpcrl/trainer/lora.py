@@ -32,7 +32,7 @@ __all__ = ["LoraLinear", "adapter_tensors", "add_adapters", "export_adapter", "m
 
 
 class LoraLinear(nn.Linear):
-    """An ``nn.Linear`` with an adapter; takes over the given layer's parameters, which are frozen.
+    """An ``nn.Linear`` with an adapter; takes over the given layer's parameters.
 
     ``lora_A`` is drawn as PEFT does (Kaiming uniform, a = √5) from ``generator``.
     """

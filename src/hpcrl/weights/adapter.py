@@ -4,7 +4,8 @@
     replica   staging file ──▶ write_adapter ──▶ L.S/adapter_model.safetensors and adapter_config.json
     vLLM      loads that directory; read_adapter reads it again and holds it against the manifest (vllm_adapter.py)
 
-Format: https://huggingface.co/docs/peft/developer_guides/checkpoint
+Formats: https://huggingface.co/docs/peft/developer_guides/checkpoint and https://github.com/huggingface/safetensors#format (length of
+the header, header, bytes without holes).
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ __all__ = ["adapter_of", "peft_config", "peft_name", "read_adapter", "write_adap
 
 _CONFIG = "adapter_config.json"
 _TENSORS = "adapter_model.safetensors"
+_SAFETENSORS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+"""Types in which an adapter travels, as that format calls them."""
 _DIFFERS = "adapter_files"
 """Reason of an adapter whose files are not what its manifest says."""
 
@@ -62,20 +65,24 @@ def adapter_of(manifest: Manifest) -> Adapter:
 
 
 def write_adapter(manifest: Manifest, flat: memoryview, directory: Path) -> None:
-    """Make ``directory`` out of the flat copy of a version. Raises DataError for a version of full weights, OSError."""
-    from safetensors import serialize_file
-
+    """Make ``directory`` out of the flat copy of a version. Raises DataError for one of full weights, OSError."""
     adapter = adapter_of(manifest)
     directory.mkdir(parents=True)
-    tensors = {
-        entry.name: {
-            "dtype": entry.dtype,
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for entry in manifest.tensors:
+        header[entry.name] = {
+            "dtype": _SAFETENSORS[entry.dtype],
             "shape": list(entry.shape),
-            "data": bytes(flat[entry.offset : entry.offset + entry.nbytes]),
+            "data_offsets": [end, end + entry.nbytes],
         }
-        for entry in manifest.tensors
-    }
-    serialize_file(tensors, directory / _TENSORS, {"format": "pt"})
+        end += entry.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with open(directory / _TENSORS, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for entry in manifest.tensors:
+            file.write(flat[entry.offset : entry.offset + entry.nbytes])
     (directory / _CONFIG).write_text(json.dumps(adapter.config, indent=2), encoding="utf-8")
 
 
