@@ -120,7 +120,8 @@ class VllmServer:
         try:
             async with asyncio.timeout(self._config.inference.start_timeout_s):
                 await self._until_healthy()
-                await self._control("/init_weight_transfer_engine", {"init_info": {}})
+                if self._config.lora is None:
+                    await self._control("/init_weight_transfer_engine", {"init_info": {}})
                 await self._control("/update_weight_version", {"new_version": self.served_version or _NO_VERSION})
                 await self.generate([0], Sampling(max_tokens=1), [])  # the first call is slow: before any real one
         except TimeoutError as error:
@@ -296,7 +297,7 @@ class VllmServer:
         return InfraError("flip_failed", f"version {version}: {error}")
 
 
-def _read_generated(answer: dict[str, Any], adapter: str | None) -> Generated:
+def _read_generated(answer: dict[str, Any], adapter: str | None = None) -> Generated:
     """Check vLLM's answer: every token with a finite logprob, spans that cover all tokens. Raises DataError.
 
     vLLM's spans are those of the whole model's weights. With adapters these never change: one span, and ``model`` is the adapter used.
