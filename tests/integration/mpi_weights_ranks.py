@@ -25,7 +25,7 @@ from hpcrl.errors import InfraError
 from hpcrl.protocol.rundir import RunDir
 from hpcrl.protocol.version import PolicyVersion
 from hpcrl.weights.digest import chunk_digest
-from hpcrl.weights.manifest import Manifest
+from hpcrl.weights.manifest import Adapter, Manifest
 from hpcrl.weights.mpi import World
 from hpcrl.weights.outgoing import Outgoing
 from hpcrl.weights.receiver import Receiver, Timings
@@ -235,6 +235,7 @@ def run_trainer(scenario: str, world: World, run: RunDir, algorithm: Any, chunk_
         window=4,
         tokenizer_digest="other" if scenario in ("tokenizer", "shared_node_tokenizer") else "t",
         model_config_digest="other" if scenario == "incompatible" else "c",
+        adapter=Adapter({}, "other") if scenario == "base" else None,
         algorithm=None if algorithm == "auto" else algorithm,
         on_manifest=lambda manifest: announced.append(manifest.version),
         timeout_s=3.0 if scenario == "receiver_hangs" else 60.0,
@@ -297,6 +298,7 @@ def run_receiver(scenario: str, world: World, staging: Staging, directory: Path)
         window=4,
         tokenizer_digest="t",
         model_config_digest="c",
+        base_digest="b" if scenario == "base" else None,
         on_staged=on_staged,
         on_refused=lambda version, reason: refused.append([version, reason]),
         timeout_s=60.0,

@@ -23,6 +23,7 @@ from hetjobs import ROOT, Job, Jobs
 from hpcrl.devcluster.procs import snapshot
 from hpcrl.protocol.rundir import RunDir
 from hpcrl.trajectory.reader import ShardReader
+from hpcrl.weights.manifest import Manifest
 
 pytestmark = [pytest.mark.vllm, pytest.mark.apptainer, pytest.mark.mpi, pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -210,3 +211,55 @@ def test_a_local_run_and_its_resume(folder: Path) -> None:
     assert summary["steps"] == 3
     check_every_trained_trajectory(run, groups=6)
     assert _processes_of(run) == []
+
+
+def test_a_local_run_that_trains_an_adapter_and_its_resume(folder: Path) -> None:
+    root = folder / "lora"
+    small = (
+        "inference.replicas=1",
+        "trainer.checkpoint_every=1",
+        "lora={rank: 4, alpha: 8}",
+        "trainer.optimizer.lr=2e-3",
+    )
+    sets = [part for item in scaled_down(folder, *small) for part in ("--set", item)]
+    local(CONFIG, "--launcher", "local", "--run-dir", str(root), *sets)
+    run = RunDir(root)
+    assert read(run.summary)["state"] == "success"
+    assert read(run.trained)["version"] == "0.2"
+    check_every_trained_trajectory(run, groups=4)
+
+    local("--resume", str(root), "--launcher", "local", "--set", "trainer.steps=3")
+    summary = read(run.summary)
+    assert summary["state"] == "success"
+    assert summary["digests_equal"] is True
+    assert [each["failed"] for each in summary["evaluations"]] == [0] * len(summary["evaluations"])
+    # Trainer and engine agree, also on what was sampled with the adapter that the resumed run loaded.
+    gap = summary["logprob_gap_max_lag0"]
+    assert gap is None or gap <= 2e-3
+    assert read(run.trained)["version"] == "1.3"
+    check_every_trained_trajectory(run, groups=6)
+    check_what_adapters_left(run)
+    assert _processes_of(run) == []
+    assert list(Path("/dev/shm").glob(f"hpcrl-{run.run_id}-*")) == []
+
+
+def check_what_adapters_left(run: RunDir) -> None:
+    """Only adapters travelled and were saved; the merged model is the base plus the adapter beside it."""
+    from safetensors.torch import load_file
+
+    base, merged = load_file(MODEL / "model.safetensors"), load_file(run.model("1.3") / "model.safetensors")
+    adapter = load_file(run.adapter("1.3") / "adapter_model.safetensors")
+    nbytes = sum(tensor.nbytes for tensor in adapter.values())
+    manifests = [Manifest.from_json(path.read_bytes()) for path in run.manifests.glob("*.json")]
+    assert sorted(manifest.version for manifest in manifests) == ["0.0", "0.1", "0.2", "1.2", "1.3"]
+    for manifest in manifests:
+        assert {entry.name for entry in manifest.tensors} == adapter.keys()
+        assert nbytes <= manifest.nbytes < nbytes + 64 * len(adapter)
+    assert nbytes < sum(tensor.nbytes for tensor in base.values()) / 4
+    checkpoint = sum(path.stat().st_size for path in (run.checkpoints / "1.3").glob("*.distcp"))
+    assert checkpoint < 4 * nbytes  # the adapter, Adam's two moments, and little else
+    for name, weight in base.items():
+        a, b = (adapter.get(f"base_model.model.{name.removesuffix('.weight')}.lora_{m}.weight") for m in "AB")
+        expected = weight if a is None or b is None else weight + 2.0 * (b @ a)
+        assert (merged[name] - expected).abs().max() < 1e-6, name
+    assert max(tensor.abs().max() for name, tensor in adapter.items() if ".lora_B." in name) > 0

@@ -91,9 +91,13 @@ def test_a_corrupted_chunk_is_refused_and_the_old_version_stays(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("scenario", "reason"),
-    [("incompatible", "the model configuration differs"), ("tokenizer", "the tokenizer differs")],
+    [
+        ("incompatible", "the model configuration differs"),
+        ("tokenizer", "the tokenizer differs"),
+        ("base", "the base model differs: trainer other, replica b"),
+    ],
 )
-def test_another_model_or_tokenizer_is_refused_before_any_byte_moves(
+def test_another_model_tokenizer_or_base_is_refused_before_any_byte_moves(
     tmp_path: Path, scenario: str, reason: str
 ) -> None:
     seen = run(tmp_path, scenario)

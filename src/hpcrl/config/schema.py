@@ -117,6 +117,20 @@ class OptimizerSection(Section):
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
 
 
+class LoraSection(Section):
+    rank: Annotated[int, Field(ge=1, le=512)] = 16
+    """Rows of A and columns of B."""
+    alpha: Annotated[float, Field(gt=0)] = 32.0
+    """The adapter's product is scaled by alpha / rank."""
+    target_modules: Annotated[list[Annotated[str, Field(pattern=r"^\w+$")]], Field(min_length=1)] = [
+        *("q_proj", "k_proj", "v_proj", "o_proj"),
+        *("gate_proj", "up_proj", "down_proj"),
+    ]
+    """Linear layers that get an adapter, by the last part of their names; the output head cannot be one."""
+    dropout: Annotated[float, Field(ge=0, le=0)] = 0.0
+    """Always 0: the policy that is trained must be the one that was sampled."""
+
+
 class TrainerSection(Section):
     ranks: Positive = 2
     """Processes of the trainer group (one per GPU)."""
@@ -183,9 +197,11 @@ class WeightsSection(Section):
     pin: Literal["trajectory", "turn", "token"] = "trajectory"
     """What one version serves from start to end: a whole attempt (its replica is drained before it changes), one model call, or one
     token (the change comes in the middle of a generation; its KV is computed again). Evaluations are always pinned as a whole."""
-    slots: Annotated[int, Field(ge=1, le=2)] = 1
-    """Engines per replica. 2: a standby engine takes the next version while the other goes on; nothing is drained, at twice the
-    memory and, on GPUs, half of `gpu_memory_utilization` each. Only with `pin: trajectory`."""
+    slots: Annotated[int, Field(ge=1, le=16)] | None = None
+    """Versions that a replica serves side by side. Full weights: engines, 1 (None) or 2; with 2 a standby engine takes the next version
+    while the other goes on and nothing is drained, at twice the memory and, on GPUs, half of `gpu_memory_utilization` each; only with
+    `pin: trajectory`. With `lora`: adapters in one engine, at least 2; None: `staleness.max_policy_lag` + 2, at most 8. A new one
+    waits for a place only while attempts are still bound to as many older ones."""
     quorum: Positive | None = None
     """Replicas that must serve a version before new attempts are bound to it; None: one is enough to begin (rolling)."""
     drain_timeout_s: Seconds = 600.0
@@ -298,6 +314,8 @@ class RunConfig(Section):
     mode: Literal["sync", "async"] = "async"
     """`sync` is `staleness.max_policy_lag: 0`."""
     model: ModelSection
+    lora: LoraSection | None = None
+    """Train a LoRA adapter on the frozen weights of `model.path`, and publish and serve only that; None: train all weights."""
     tasks: TasksSection
     rollout: RolloutSection = RolloutSection()
     staleness: StalenessSection = StalenessSection()
@@ -312,6 +330,18 @@ class RunConfig(Section):
     coordinator: CoordinatorSection = CoordinatorSection()
     slurm: SlurmSection = SlurmSection()
 
+    @property
+    def slots(self) -> int:
+        """Versions that a replica serves side by side at most: `weights.slots`, or what its None stands for."""
+        if self.weights.slots is not None:
+            return self.weights.slots
+        return 1 if self.lora is None else min(self.staleness.max_policy_lag + 2, 8)
+
+    @property
+    def engines(self) -> int:
+        """vLLM servers per replica."""
+        return self.slots if self.lora is None else 1
+
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
         if self.mode == "sync" and self.staleness.max_policy_lag != 0:
@@ -324,11 +354,7 @@ class RunConfig(Section):
                 f"weights.quorum is {self.weights.quorum} but there are only {self.inference.replicas} replicas "
                 "(inference.replicas)"
             )
-        if self.weights.slots > 1 and self.weights.pin != "trajectory":
-            raise ValueError(
-                f"weights.slots: 2 is for weights.pin: trajectory; with pin: {self.weights.pin} nothing is drained anyway: "
-                "set weights.slots: 1"
-            )
+        self._check_slots()
         if self.weights.drain_timeout_s < self.rollout.attempt_timeout_s:
             raise ValueError(
                 f"weights.drain_timeout_s ({self.weights.drain_timeout_s:g}) must not be smaller than "
@@ -350,3 +376,21 @@ class RunConfig(Section):
                 f"({self.rollout.context_tokens})"
             )
         return self
+
+    def _check_slots(self) -> None:
+        slots, pin = self.slots, self.weights.pin
+        if self.lora is not None:
+            if pin == "token":
+                raise ValueError(
+                    "weights.pin: token is not for lora: a generation cannot change its adapter half-way; use trajectory or turn"
+                )
+            if slots < 2:
+                raise ValueError(
+                    "weights.slots: 1 is not for lora: a new adapter is loaded beside the old one; set 2 or more, or leave it out"
+                )
+        elif slots > 2:
+            raise ValueError(f"weights.slots: {slots} is for lora; without it a replica has 1 engine or 2")
+        elif slots > 1 and pin != "trajectory":
+            raise ValueError(
+                f"weights.slots: 2 is for weights.pin: trajectory; with pin: {pin} nothing is drained anyway: set weights.slots: 1"
+            )

@@ -54,7 +54,7 @@ class Ledger:
             groups_per_step=config.trainer.groups_per_step,
             steps=config.trainer.steps,
         )
-        self.pinning = Pinning.of(config.weights)
+        self.pinning = Pinning.of(config)
         self.changes = Changes()
         self.tally = Tally(self.changes.counter)
         self.wakes: set[str] = set()

@@ -1,10 +1,10 @@
 """The inference side's calls: register, flip, ready, refused.
 
     register → UP (serves nothing) ─flip granted→ FLIPPING ─ready→ UP (serves v) ─flip asked→ DRAINING ─drained→ FLIPPING → …
-    weights.slots: 2:  UP (serves v) ─flip asked, second engine free→ UP (target w) ─ready→ UP (serves w, and v to the end) → …
+    several slots:  UP (serves v) ─flip asked, a slot free→ UP (target w) ─ready→ UP (serves w, and v to the end) → …
 
 A flip is granted when no attempt that ``pinning.py`` keeps with the old version still talks to it. While it drains it gets no new
-ones; with ``pin: turn`` and ``token`` that takes no time, with two slots nothing drains. Replicas roll: one
+ones; with ``pin: turn`` and ``token`` that takes no time, with several slots nothing drains. Replicas roll: one
 may start to drain only while another still serves and at most half of them drain at once, so that work that can be admitted
 finds a place. Where nothing could be admitted on the replica anyway (``sync`` mode, or the staleness bound is reached),
 it need not wait for the others. A replica with an unfinished evaluation of the version it serves does not leave that version.
@@ -62,12 +62,12 @@ class ReplicaCalls:
     def flip(self, request: m.FlipRequest, now: float) -> m.FlipGrant:
         replica, version = self._replica(request.replica_id), self._version(request.version).version
         if replica.version == version and replica.state is ReplicaState.UP:
-            return m.FlipGrant(granted=True)
+            return self._granted(replica, True)
         if replica.target != version:
             replica.target, replica.target_since, replica.draining_since = version, now, 0.0
             self._l.changes.replica(replica)
         if self._l.pinning.standby:
-            return m.FlipGrant(granted=self._evaluated(replica) and not self._l.pinning.blocked(replica))
+            return self._granted(replica, self._evaluated(replica) and not self._l.pinning.blocked(replica))
         if replica.state is ReplicaState.UP and self._may_leave(replica):
             replica.state, replica.draining_since = ReplicaState.DRAINING, now
             self._l.changes.replica(replica)
@@ -75,7 +75,10 @@ class ReplicaCalls:
         if replica.state is ReplicaState.DRAINING and not self._l.pinning.blocked(replica):
             replica.state = ReplicaState.FLIPPING
             self._l.changes.replica(replica)
-        return m.FlipGrant(granted=replica.state is ReplicaState.FLIPPING)
+        return self._granted(replica, replica.state is ReplicaState.FLIPPING)
+
+    def _granted(self, replica: Replica, granted: bool) -> m.FlipGrant:
+        return m.FlipGrant(granted=granted, keep=[str(version) for version in self._l.pinning.needed(replica)])
 
     def _may_leave(self, replica: Replica) -> bool:
         """Whether the replica may stop taking attempts for the version it serves."""

@@ -54,13 +54,18 @@ def waits(ledger: Ledger, binder: Binder, now: float) -> list[m.Wait]:
         found.append(m.Wait(who=who, what=what, since=since, why=why))
     for replica in ledger.replicas.values():
         if replica.target is not None:
-            found.append(_replica_wait(replica, now))
+            found.append(_replica_wait(ledger, replica, now))
     return sorted(found, key=lambda wait: wait.since)
 
 
-def _replica_wait(replica: Replica, now: float) -> m.Wait:
+def _replica_wait(ledger: Ledger, replica: Replica, now: float) -> m.Wait:
     held = [_rollout_text(attempt.rollout, now) for attempt in replica.live.values()]
-    if replica.state is ReplicaState.UP:
+    needed = [_rollout_text(attempt.rollout, now) for attempt in ledger.pinning.blockers(replica)]
+    if ledger.pinning.standby and needed:
+        why = f"{len(needed)} attempts still need an older version: {'; '.join(needed[:_SHOWN])}"
+    elif ledger.pinning.standby:
+        why = "it loads the weights beside those it serves"
+    elif replica.state is ReplicaState.UP:
         why = "other replicas switch first"
     elif replica.state is ReplicaState.FLIPPING:
         why = "its engine loads the weights"

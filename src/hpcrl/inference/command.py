@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcrl.config.schema import RunConfig
+from hpcrl.config.schema import LoraSection, RunConfig
 from hpcrl.errors import ConfigError
 from hpcrl.weights.vllm_engine import BACKEND
 
@@ -22,6 +22,9 @@ _STRIPPED = frozenset(
     {"PMI", "PMIX", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 )
 _GIB = 1 << 30
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM allows as ``--max-lora-rank``."""
+_ADAPTER_WORKER = "hpcrl.weights.vllm_adapter.AdapterWorker"
 _ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Runs the model in the engine's process. vLLM's own choice on CPUs is a worker process, with both sides spinning on shared memory
 while they wait for each other; it makes it because it sets OpenMP's variables there, but ours are set before anything starts. (The
@@ -46,10 +49,13 @@ def server_arguments(config: RunConfig, model: Path, port: int, *, gpu: bool) ->
         *("--max-num-seqs", str(section.max_num_seqs)),
         *("--generation-config", "vllm"),
         *("--logprobs-mode", "processed_logprobs"),
-        *("--weight-transfer-config", json.dumps({"backend": BACKEND})),
         *("--enable-scale-out", "--enable-prefix-caching"),
         *("--disable-uvicorn-access-log", "--disable-fastapi-docs"),
     ]
+    if config.lora is None:
+        arguments += ["--weight-transfer-config", json.dumps({"backend": BACKEND})]
+    else:
+        arguments += _adapter_arguments(config.lora, config.slots)
     if section.tensor_parallel > 1:
         arguments += ["--tensor-parallel-size", str(section.tensor_parallel)]
     if section.enforce_eager:
@@ -57,10 +63,21 @@ def server_arguments(config: RunConfig, model: Path, port: int, *, gpu: bool) ->
     if not gpu and section.tensor_parallel == 1:
         arguments += ["--distributed-executor-backend", _ONE_PROCESS]
     if gpu:
-        arguments += ["--gpu-memory-utilization", str(section.gpu_memory_utilization / config.weights.slots)]
+        arguments += ["--gpu-memory-utilization", str(section.gpu_memory_utilization / config.engines)]
     else:
         arguments += ["--kv-cache-memory-bytes", str(int(section.kv_cache_gib * _GIB))]
     return [*arguments, *section.extra_args]
+
+
+def _adapter_arguments(lora: LoraSection, adapters: int) -> list[str]:
+    """Every adapter that is held has its place in the layers, so that one batch may mix them and none is evicted."""
+    return [
+        "--enable-lora",
+        *("--max-loras", str(adapters), "--max-cpu-loras", str(adapters)),
+        *("--max-lora-rank", str(next(rank for rank in _RANKS if rank >= lora.rank))),
+        *("--lora-target-modules", *lora.target_modules),
+        *("--worker-extension-cls", _ADAPTER_WORKER),
+    ]
 
 
 def server_environment(environ: Mapping[str, str], config: RunConfig, *, gpu: bool) -> dict[str, str]:
@@ -81,6 +98,8 @@ def server_environment(environ: Mapping[str, str], config: RunConfig, *, gpu: bo
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
     }
+    if config.lora is not None:
+        kept |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
     if not gpu:
         threads = str(config.inference.threads)
         kept |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}

@@ -1,4 +1,4 @@
-"""The vLLM servers of one replica: which of them serves what, how a version gets into them, and how a broken one is replaced.
+"""Versions as whole models: which engine serves what, and how a version gets into it.
 
 One slot:   the engine that serves is paused, loaded and resumed. When that fails, its weights are undefined: the last verified
             version is loaded again, if need be into a new engine.
@@ -6,93 +6,60 @@ Two slots:  the standby engine is loaded while the active one serves; then they 
             the next flip needs its engine. When a load fails, only the standby engine is replaced.
 
 Staged bytes are compared with their manifest before every load, also when they are loaded again, and the plugin compares what the
-model then holds with them. No locking: the caller sees to it that one flip or replacement is under way at a time.
+model then holds with them.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
+from typing import Any
 
 from hpcrl.errors import InfraError
-from hpcrl.inference.supervisor import Flipped, VllmServer
+from hpcrl.inference.servers import NewServer, Servers
+from hpcrl.inference.supervisor import Flipped, Generated, VllmServer
 from hpcrl.inference.versions import Staged, VersionHolder
 from hpcrl.protocol.keys import AttemptKey
+from hpcrl.protocol.messages import Sampling
 
-__all__ = ["Engines", "NewServer"]
+__all__ = ["Engines"]
 
 logger = logging.getLogger(__name__)
 
-_RESTARTS = 5
 
-NewServer = Callable[[int, str | None], VllmServer]
-"""``new_server(slot, version)``: an engine that is not started yet; ``version`` names the start weights if they may be served."""
-
-
-class Engines:
+class Engines(Servers):
     """``slots`` engines; ``initial`` names the start weights, None: nothing is served before the first flip."""
 
     def __init__(self, slots: int, initial: str | None, new_server: NewServer) -> None:
+        super().__init__([new_server(slot, initial if slot == 0 else None) for slot in range(slots)])
         self._versions = VersionHolder(initial)
         self._new_server = new_server
-        self._servers = [new_server(slot, initial if slot == 0 else None) for slot in range(slots)]
-        self.active = 0
-        self.restarts = 0
-        self.lost: InfraError | None = None
-        """Why a slot has no engine any more: the end of the replica."""
 
     @property
-    def count(self) -> int:
-        """Number of slots."""
-        return len(self._servers)
+    def flips_pause(self) -> bool:
+        return self.count == 1
 
     @property
     def current(self) -> str | None:
-        """The version that new attempts meet: the last that was verified in an engine; None before the first."""
         return self._versions.current
 
-    @property
-    def serving(self) -> bool:
-        """Whether :attr:`current` is answered now."""
-        return self._servers[self.active].serving
-
-    def server(self, slot: int) -> VllmServer:
-        """The engine that is in a slot now."""
-        return self._servers[slot]
-
     def version_for(self, key: AttemptKey) -> str | None:
-        """The version that may answer the attempt: the current one if that is allowed, else an older one still served."""
         if self.current is not None and key.allows(self.current):
             return self.current
         held = [server.served_version for server in self._servers if server.serving]
         return next((version for version in held if version is not None and key.allows(version)), None)
 
-    def holding(self, version: str) -> VllmServer:
-        """The engine that serves ``version``; the active one when none does (it will say what it is)."""
+    async def generate(
+        self, version: str, token_ids: list[int], sampling: Sampling, stop_token_ids: list[int], **more: Any
+    ) -> Generated:
+        """When no engine serves ``version``, the active one answers (it will say what it is)."""
         held = [server for server in self._servers if server.served_version == version and server.serving]
-        return held[0] if held else self._servers[self.active]
+        server = held[0] if held else self._servers[self.active]
+        return await server.generate(token_ids, sampling, stop_token_ids, **more)
 
-    async def start(self) -> float:
-        """Start all; returns the seconds until the last one answered. Raises InfraError("engine_start")."""
-        return max(await asyncio.gather(*(server.start() for server in self._servers)))
-
-    async def stop(self) -> None:
-        """End all; no process of them is left."""
-        await asyncio.gather(*(server.stop() for server in self._servers))
-
-    async def check(self, staged: Staged) -> None:
-        """Before :meth:`flip`: compare staged bytes with their manifest; all goes on meanwhile. Raises InfraError("flip_refused")."""
-        await self._servers[self.active].check(staged.manifest, staged.staging)
-
-    async def flip(self, staged: Staged, on_broken: Callable[[str], Awaitable[None]]) -> Flipped:
-        """Make ``staged``, which was checked, the current version.
-
-        Raises InfraError when it is refused; the previous version is then served as before. If it had to be loaded again,
-        ``on_broken(reason)`` was awaited before that.
-        """
+    async def flip(self, staged: Staged, keep: Collection[str], on_broken: Callable[[str], Awaitable[None]]) -> Flipped:
         slot = self.active if self.count == 1 else 1 - self.active
         try:
             flipped = await self._servers[slot].flip(staged.manifest, staged.staging)
@@ -119,27 +86,13 @@ class Engines:
                 return
         await self.renew(self.active, "a flip failed")
 
-    async def renew(self, slot: int, why: str) -> None:
-        """Put a new engine into the slot; the active one gets the last verified version.
+    def _new(self, slot: int) -> VllmServer:
+        return self._new_server(slot, self._versions.start_version if slot == self.active else None)
 
-        Raises InfraError, which is then also :attr:`lost`, when it does not come up or the budget of restarts is spent.
-        """
-        try:
-            await self._renew(slot, why)
-        except InfraError as error:
-            self.lost = error
-            raise
-
-    async def _renew(self, slot: int, why: str) -> None:
-        await self._servers[slot].stop()
-        self.restarts += 1
-        if self.restarts > _RESTARTS:
-            raise InfraError("engine_dead", f"the engine was restarted {_RESTARTS} times; the last cause: {why}")
-        active = slot == self.active
-        self._servers[slot] = self._new_server(slot, self._versions.start_version if active else None)
-        await self._servers[slot].start()
+    async def _fill(self, slot: int) -> None:
+        """The active one gets the last verified version."""
         fallback = self._versions.fallback
-        if active and fallback is not None:
+        if slot == self.active and fallback is not None:
             await self._load(fallback)
 
     async def _load(self, fallback: Staged) -> None:

@@ -39,7 +39,7 @@ class Loopback:
         )
 
     async def post(self, path: str, body: dict[str, Any] | None = None, timeout_s: float = 60.0) -> dict[str, Any]:
-        """POST ``body`` as JSON; the JSON object of the answer.
+        """POST ``body`` as JSON; the JSON object of the answer, empty when it is none.
 
         Raises Refused for an error status, InfraError("engine_unreachable") without an answer, TimeoutError.
         """
@@ -61,7 +61,8 @@ class Loopback:
                 answer = await response.read()
                 if response.status >= 400:
                     raise Refused(path, response.status, answer.decode("utf-8", "replace"))
-                return json.loads(answer) if answer.strip() else {}
+                # Some of vLLM's routes answer with nothing, the adapters' ones with a sentence.
+                return json.loads(answer) if response.content_type == "application/json" else {}
         except aiohttp.ServerDisconnectedError as error:
             if attempts > 1:  # uvicorn drops a kept connection after an answer 500: that says nothing about this call
                 return await self._call(method, path, body, timeout_s, attempts - 1)

@@ -5,7 +5,8 @@
                  _watch(slot)  waits for the child's end; under the lock: on_down, new child, last verified version, gate opens;
                            then on_restart
 
-The gate is what calls wait at: closed while there is no child, no version, or a flip; with two slots a flip leaves it open. ``failed``
+The gate is what calls wait at: closed while there is no child, no version, or a flip; with two slots, or adapters, a flip leaves it
+open. ``failed``
 ends when a child can no longer be restarted; whoever runs the replica waits for it.
 """
 
@@ -15,7 +16,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,16 @@ import uvicorn
 
 from hpcrl.config.schema import RunConfig
 from hpcrl.errors import InfraError
-from hpcrl.inference.engines import Engines, NewServer
+from hpcrl.inference.adapters import Adapters
+from hpcrl.inference.engines import Engines
 from hpcrl.inference.proxy import Proxy, ReplyTokenizer, Stats
+from hpcrl.inference.servers import NewServer, Servers
 from hpcrl.inference.supervisor import Flipped, Generated, VllmServer
 from hpcrl.inference.tokenizer import HFTokenizer
 from hpcrl.inference.versions import Staged
 from hpcrl.protocol.keys import AttemptKey
 from hpcrl.protocol.messages import Sampling
+from hpcrl.weights.adapter_store import AdapterStore
 
 __all__ = ["Replica"]
 
@@ -43,7 +47,8 @@ class Replica:
     (a resumed run: nothing is served before the first flip). ``on_down()`` is awaited when the child was found dead, before it is
     replaced, ``on_restart(version)`` after it was; an error of either is the end of ``failed``.
     ``on_broken(version, reason)`` is awaited when a flip left nothing that can be served, before the last verified version is loaded
-    again. ``tokenizer`` and ``new_server`` replace the model's tokenizer and the vLLM servers (tests).
+    again. ``adapters`` is where versions lie when they are adapters (``config.lora``). ``tokenizer`` and ``new_server`` replace the
+    model's tokenizer and the vLLM servers (tests).
     """
 
     def __init__(
@@ -58,6 +63,7 @@ class Replica:
         on_down: Callable[[], Awaitable[None]] | None = None,
         on_restart: Callable[[str | None], Awaitable[None]] | None = None,
         on_broken: Callable[[str, str], Awaitable[None]] | None = None,
+        adapters: AdapterStore | None = None,
         tokenizer: ReplyTokenizer | None = None,
         new_server: NewServer | None = None,
     ) -> None:
@@ -65,11 +71,12 @@ class Replica:
         self._on_down = on_down
         self._on_restart = on_restart
         self._on_broken = on_broken
-        self._engines = Engines(
-            config.weights.slots,
-            initial_version,
-            new_server or (lambda slot, version: VllmServer(config, model, version, logs[slot])),
-        )
+        new_server = new_server or (lambda slot, version: VllmServer(config, model, version, logs[slot]))
+        self._engines: Servers
+        if adapters is None:
+            self._engines = Engines(config.engines, initial_version, new_server)
+        else:
+            self._engines = Adapters(config.slots, new_server, adapters)
         self._gate_wait_s = config.inference.request_timeout_s
         self._proxy = Proxy(config, secret, replica_id, self, tokenizer or HFTokenizer(model))
         self._lock = asyncio.Lock()
@@ -132,11 +139,12 @@ class Replica:
             raise InfraError("proxy_start", f"the proxy could not serve on {host}:{port}")
         return f"http://{host}:{listener.getsockname()[1]}/v1"
 
-    async def flip(self, version: str, manifest: Path, staging: Path) -> Flipped:
+    async def flip(self, version: str, manifest: Path, staging: Path, keep: Collection[str] = ()) -> Flipped:
         """Serve ``version`` from now on. ``staging`` must stay until the next flip has succeeded.
 
-        What still generates is treated as ``weights.pin`` says. Raises InfraError when the version is refused; the previous one
-        then goes on being served (loaded again if need be).
+        ``keep`` are older versions that attempts are still bound to; adapters of others may be dropped. What still generates is treated
+        as ``weights.pin`` says. Raises InfraError when the version is refused; the previous one then goes on being served (loaded again
+        if need be).
         """
 
         async def broken(reason: str) -> None:
@@ -146,10 +154,10 @@ class Replica:
         staged = Staged(version, manifest, staging)
         async with self._lock:
             await self._engines.check(staged)  # before the gate: calls need not wait for it
-            if self._engines.count == 1:
+            if self._engines.flips_pause:
                 self._gate.clear()
             try:
-                return await self._engines.flip(staged, broken)
+                return await self._engines.flip(staged, keep, broken)
             except InfraError:
                 if self._engines.lost is not None:
                     self._fail(self._engines.lost)
@@ -174,8 +182,8 @@ class Replica:
     async def generate(
         self, version: str, token_ids: list[int], sampling: Sampling, stop_token_ids: list[int], **more: Any
     ) -> Generated:
-        """Sample a continuation with the engine that serves ``version``. Raises InfraError, DataError."""
-        return await self._engines.holding(version).generate(token_ids, sampling, stop_token_ids, **more)
+        """Sample a continuation with ``version``. Raises InfraError, DataError."""
+        return await self._engines.generate(version, token_ids, sampling, stop_token_ids, **more)
 
     async def stop(self) -> None:
         """End proxy and engine; nothing of either is left."""

@@ -26,7 +26,7 @@ from typing import Any
 from hpcrl.config.schema import RunConfig
 from hpcrl.errors import ConfigError, DataError, InfraError
 from hpcrl.inference.child import Child, hold_port, last_lines
-from hpcrl.inference.command import check_context, server_arguments, server_environment
+from hpcrl.inference.command import SERVED_MODEL, check_context, server_arguments, server_environment
 from hpcrl.inference.loopback import Loopback, Refused
 from hpcrl.protocol.messages import Sampling
 from hpcrl.weights.manifest import Manifest
@@ -123,7 +123,8 @@ class VllmServer:
         try:
             async with asyncio.timeout(self._config.inference.start_timeout_s):
                 await self._until_healthy()
-                await self._control("/init_weight_transfer_engine", {"init_info": {}})
+                if self._config.lora is None:
+                    await self._control("/init_weight_transfer_engine", {"init_info": {}})
                 await self._control("/update_weight_version", {"new_version": self.served_version or _NO_VERSION})
                 await self.generate([0], Sampling(max_tokens=1), [])  # the first call is slow: before any real one
         except TimeoutError as error:
@@ -140,9 +141,17 @@ class VllmServer:
         return time.monotonic() - began
 
     async def generate(
-        self, token_ids: list[int], sampling: Sampling, stop_token_ids: list[int], **more: Any
+        self,
+        token_ids: list[int],
+        sampling: Sampling,
+        stop_token_ids: list[int],
+        *,
+        adapter: str | None = None,
+        **more: Any,
     ) -> Generated:
-        """Sample a continuation of ``token_ids``. ``more`` are further vLLM sampling parameters (seed, stop).
+        """Sample a continuation of ``token_ids``, with the adapter of version ``adapter`` where adapters are served.
+
+        ``more`` are further vLLM sampling parameters (seed, stop).
 
         Cancelling the call aborts the generation. Raises InfraError (engine_refused, engine_unreachable,
         generation_timeout), DataError when the answer lacks ids, finite logprobs or versions.
@@ -157,15 +166,14 @@ class VllmServer:
             **more,
         }
         timeout_s = self._config.inference.request_timeout_s
+        body = {"model": adapter or SERVED_MODEL, "token_ids": token_ids, "sampling_params": parameters}
         try:
-            answer = await self._connection().post(
-                "/inference/v1/generate", {"token_ids": token_ids, "sampling_params": parameters}, timeout_s
-            )
+            answer = await self._connection().post("/inference/v1/generate", body, timeout_s)
         except TimeoutError as error:
             raise InfraError(
                 "generation_timeout", f"no answer within inference.request_timeout_s ({timeout_s:g} s)"
             ) from error
-        return _read_generated(answer)
+        return _read_generated(answer, adapter)
 
     async def check(self, manifest: Path, staging: Path) -> None:
         """Compare staged bytes with their manifest; whatever is served goes on meanwhile. Raises InfraError("flip_refused")."""
@@ -199,6 +207,32 @@ class VllmServer:
         self.served_version = version
         self._serving = True
         return Flipped(version, time.monotonic() - began, load_s)
+
+    async def load_adapter(self, version: str, manifest: Path, directory: Path) -> float:
+        """Serve an adapter under the name of its version, beside those loaded before; returns the seconds it took.
+
+        Nothing is paused, but the engine's loop does nothing else meanwhile. Raises InfraError("adapter_refused") when what is held
+        is not what ``manifest`` says; it is not loaded then. Any other InfraError leaves the engine in doubt.
+        """
+        began = time.monotonic()
+        try:
+            await self._control("/v1/load_lora_adapter", {"lora_name": version, "lora_path": str(directory)})
+        except Refused as error:
+            raise InfraError("adapter_refused", f"vLLM did not load adapter {version}: {error}") from error
+        found = await self._workers("hpcrl_check_adapter", str(manifest), str(directory))
+        if found:
+            await self._control("/v1/unload_lora_adapter", {"lora_name": version})
+            raise InfraError("adapter_refused", found)
+        self.served_version = version
+        self._serving = True
+        return time.monotonic() - began
+
+    async def drop_adapter(self, version: str) -> None:
+        """No longer serve an adapter; nothing may generate with it any more. Any InfraError leaves the engine in doubt."""
+        await self._control("/v1/unload_lora_adapter", {"lora_name": version})
+        found = await self._workers("hpcrl_drop_adapter", version)
+        if found:
+            raise InfraError("adapter_failed", found)
 
     async def wait_dead(self) -> str:
         """Wait until the child has ended; returns a line that says how, with the log's last lines."""
@@ -245,6 +279,11 @@ class VllmServer:
                 "engine_unreachable", f"no answer from vLLM to {path} in {_CONTROL_TIMEOUT_S:g} s"
             ) from error
 
+    async def _workers(self, method: str, *arguments: str) -> str:
+        """Call a method of ``weights/vllm_adapter.py`` in all workers; the first error they report, or nothing."""
+        answer = await self._control("/collective_rpc", {"method": method, "args": list(arguments)})
+        return next((result["error"] for result in answer["results"] if result["error"]), "")
+
     async def _check_version(self, version: str) -> None:
         held = (await self._connection().get("/weight_info")).get("weight_version")
         if held != version:
@@ -271,14 +310,19 @@ class VllmServer:
         return f"{self.served_version} goes on serving" if self.serving else "nothing is served"
 
 
-def _read_generated(answer: dict[str, Any]) -> Generated:
-    """Check vLLM's answer: every token with a finite logprob, spans that cover all tokens. Raises DataError."""
+def _read_generated(answer: dict[str, Any], adapter: str | None = None) -> Generated:
+    """Check vLLM's answer: every token with a finite logprob, spans that cover all tokens. Raises DataError.
+
+    vLLM's spans are those of the whole model's weights. With adapters these never change: one span, and ``model`` is the adapter used.
+    """
     try:
         choice = answer["choices"][0]
         token_ids: list[int] = choice["token_ids"] or []
         entries = (choice["logprobs"] or {}).get("content") or []
         spans = [TokenSpan(s["start"], s["end"], s["version"]) for s in choice["weight_versions"] or []]
         finish_reason = choice["finish_reason"] or "error"
+        if adapter is not None:
+            spans = [TokenSpan(s.start, s.end, str(answer["model"])) for s in spans]
         logprobs = [float(entry["logprob"]) for entry in entries]
         named = [entry["token_id"] for entry in entries]
     except (KeyError, IndexError, TypeError, ValueError) as error:
@@ -291,6 +335,8 @@ def _read_generated(answer: dict[str, Any]) -> Generated:
         raise DataError("engine_answer", "a sampled token has no finite logprob: the weights may contain NaN")
     if [s.start for s in spans] + [len(token_ids)] != [0] + [s.end for s in spans] and token_ids:
         raise DataError("engine_answer", f"version spans {spans} do not cover {len(token_ids)} tokens")
+    if adapter is not None and {(s.start, s.version) for s in spans} - {(0, adapter)}:
+        raise DataError("engine_answer", f"asked for adapter {adapter}, answered by {spans}")
     return Generated(token_ids, logprobs, finish_reason, spans)
 
 

@@ -130,7 +130,7 @@ def sandbox_check(run: RunDir, config: RunConfig) -> list[str]:
 def memory_sweep(run: RunDir, config: RunConfig) -> list[str]:
     """A step on every inference node that removes the run's weight copies from shared memory: srun kills ranks without a last word."""
     srun = ["srun", "--het-group=1", "--ntasks-per-node=1", "--mpi=none", "--overlap", *config.slurm.srun_args]
-    return [*srun, "sh", "-c", 'rm -f /dev/shm/hpcrl-"$1"-*.weights', "sh", run.run_id]
+    return [*srun, "sh", "-c", 'rm -rf /dev/shm/hpcrl-"$1"-*.weights /dev/shm/hpcrl-"$1"-*.adapters', "sh", run.run_id]
 
 
 def sandbox_check_here(run: RunDir) -> list[str]:

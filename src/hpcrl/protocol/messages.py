@@ -234,7 +234,10 @@ class FlipRequest(Message):
 
 
 class FlipGrant(Message):
+    """Whether the replica may switch now; ``keep`` are the versions that it has to go on serving beside the new one."""
+
     granted: bool
+    keep: list[str] = []
 
 
 class ReplicaReady(Message):

@@ -1,7 +1,7 @@
 """The run directory: one place that knows the names in it, and the one way files are published (temp, fsync, rename).
 
 runs/<run_id>/  config.resolved.yaml  token  keys/  coordinator.db  endpoints/  manifests/  shards/  checkpoints/  metrics/
-                logs/<role>/  artifacts/  model/<version>/  failures/
+                logs/<role>/  artifacts/  model/<version>/  adapter/<version>/  failures/
                 trained.json  status.final.json  end.json  report.html  summary.json
 """
 
@@ -95,6 +95,10 @@ class RunDir:
     def model(self, version: str) -> Path:
         """The trained weights of ``version`` as a Hugging Face directory."""
         return self.root / "model" / version
+
+    def adapter(self, version: str) -> Path:
+        """The trained LoRA adapter of ``version`` as a PEFT directory."""
+        return self.root / "adapter" / version
 
     @property
     def failures(self) -> Path:

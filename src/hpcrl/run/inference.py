@@ -16,6 +16,7 @@ import signal
 import socket
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 from hpcrl.config import RunConfig
@@ -32,7 +33,8 @@ from hpcrl.protocol.rundir import RunDir
 from hpcrl.run.replica_reports import ReplicaReports
 from hpcrl.run.role import role_main
 from hpcrl.run.world import join_world
-from hpcrl.weights.digest import model_config_digest, tokenizer_digest
+from hpcrl.weights.adapter_store import AdapterStore
+from hpcrl.weights.digest import base_digest, model_config_digest, tokenizer_digest
 from hpcrl.weights.manifest import Manifest
 from hpcrl.weights.mpi import World
 from hpcrl.weights.receiver import Receiver, Timings
@@ -53,8 +55,12 @@ def work(run: RunDir, config: RunConfig, _: argparse.Namespace) -> None:
     _take_gpus(config, world)
     remove_leftovers()
     try:
-        with Staging(run.run_id, f"replica{index}") as staging:
-            asyncio.run(_Rank(run, config, world, staging, index).serve())
+        with ExitStack() as stack:
+            staging = stack.enter_context(Staging(run.run_id, f"replica{index}"))
+            adapters = None
+            if config.lora is not None:
+                adapters = stack.enter_context(AdapterStore(run.run_id, f"replica{index}"))
+            asyncio.run(_Rank(run, config, world, staging, adapters, index).serve())
     except asyncio.CancelledError:
         # Stopped by the launcher or Slurm. Two copies of the model in /dev/shm must not outlive the rank: they are the node's memory.
         raise SystemExit(128 + signal.SIGTERM) from None
@@ -81,11 +87,14 @@ def _take_gpus(config: RunConfig, world: World) -> None:
 
 
 class _Rank:
-    def __init__(self, run: RunDir, config: RunConfig, world: World, staging: Staging, index: int) -> None:
+    def __init__(
+        self, run: RunDir, config: RunConfig, world: World, staging: Staging, adapters: AdapterStore | None, index: int
+    ) -> None:
         self._run = run
         self._config = config
         self._world = world
         self._staging = staging
+        self._adapters = adapters
         self._id = f"replica{index}"
         self._client = Client(run, "inference")
         self._metrics = MetricsWriter(run.root, "inference", index)
@@ -107,6 +116,7 @@ class _Rank:
             on_down=self._engine_down,
             on_restart=self._engine_restarted,
             on_broken=self._flip_broke,
+            adapters=self._adapters,
         )
         self._reports = ReplicaReports(self._client, self._replica, self._id)
         try:
@@ -124,6 +134,8 @@ class _Rank:
         # Names first: stopping the engine takes seconds, and SIGKILL may follow sooner. The memory goes with the processes.
         for path in self._staging.paths:
             path.unlink(missing_ok=True)
+        if self._adapters is not None:
+            self._adapters.close()
         serving.cancel()
 
     async def _engine_down(self) -> None:
@@ -152,28 +164,33 @@ class _Rank:
     # ------------------------------------------------------------ receiver and flip threads
 
     def _receive(self, received: asyncio.Future[None]) -> None:
-        receiver = Receiver(
-            self._world,
-            self._staging,
-            window=self._config.weights.chunks_in_flight,
-            tokenizer_digest=tokenizer_digest(self._config.model.path),
-            model_config_digest=model_config_digest(self._config.model.path),
-            on_staged=self._flip,
-            on_refused=self._refused,
-        )
         try:
-            receiver.run()
+            self._receiver().run()
         except BaseException as error:  # noqa: BLE001 - handed to the main thread, which records it
             self._loop.call_soon_threadsafe(received.set_exception, error)
         else:
             self._loop.call_soon_threadsafe(received.set_result, None)
 
+    def _receiver(self) -> Receiver:
+        return Receiver(
+            self._world,
+            self._staging,
+            window=self._config.weights.chunks_in_flight,
+            tokenizer_digest=tokenizer_digest(self._config.model.path),
+            model_config_digest=model_config_digest(self._config.model.path),
+            base_digest=None if self._config.lora is None else base_digest(self._config.model.path),
+            on_staged=self._flip,
+            on_refused=self._refused,
+        )
+
     def _flip(self, manifest: Manifest, staging: Path, timings: Timings) -> None:
         path = self._manifest_file(manifest.version)
         request = m.FlipRequest(replica_id=self._id, version=manifest.version)
-        while not self._client.call(api.FLIP, request).granted:
-            log.info("%s waits to be drained for %s", self._id, manifest.version)
-        flip = asyncio.run_coroutine_threadsafe(self._replica.flip(manifest.version, path, staging), self._loop)
+        while not (grant := self._client.call(api.FLIP, request)).granted:
+            log.info("%s waits for attempts to end before it takes %s", self._id, manifest.version)
+        flip = asyncio.run_coroutine_threadsafe(
+            self._replica.flip(manifest.version, path, staging, grant.keep), self._loop
+        )
         flipped = flip.result()
         ready = m.ReplicaReady(
             replica_id=self._id,

@@ -15,6 +15,7 @@ import signal
 import socket
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hpcrl.config import RunConfig
 from hpcrl.protocol import client as api
@@ -24,8 +25,13 @@ from hpcrl.protocol.client import Client
 from hpcrl.protocol.rundir import RunDir, publish_text
 from hpcrl.run.role import role_main
 from hpcrl.run.world import join_world
-from hpcrl.weights.digest import model_config_digest, tokenizer_digest
-from hpcrl.weights.manifest import Manifest
+from hpcrl.weights.adapter import peft_config
+from hpcrl.weights.digest import base_digest, model_config_digest, tokenizer_digest
+from hpcrl.weights.manifest import Adapter, Manifest
+
+if TYPE_CHECKING:
+    from hpcrl.trainer.model import Policy
+    from hpcrl.weights.snapshot import Snapshot
 
 __all__ = ["main"]
 
@@ -46,9 +52,7 @@ def work(run: RunDir, config: RunConfig, _: argparse.Namespace) -> None:
     # torch loads only now: a wrong MPI is told before minutes of imports and model loading.
     from hpcrl.trainer.distributed import Ranks
     from hpcrl.trainer.loop import Trainer
-    from hpcrl.trainer.model import export_hf
     from hpcrl.weights.sender import Publisher
-    from hpcrl.weights.snapshot import Snapshot
 
     index = world.trainers.index(world.rank)
     if config.trainer.backend == "nccl":
@@ -68,11 +72,12 @@ def work(run: RunDir, config: RunConfig, _: argparse.Namespace) -> None:
     publisher = Publisher(
         world,
         run,
-        Snapshot.of_model(trainer.policy.model, config.model.dtype, index=index, count=len(world.trainers)),
+        _snapshot(config, trainer.policy.model, index, len(world.trainers)),
         chunk_bytes=int(config.weights.chunk_mib * _MIB),
         window=config.weights.chunks_in_flight,
         tokenizer_digest=tokenizer_digest(config.model.path),
         model_config_digest=model_config_digest(config.model.path),
+        adapter=_adapter(config, ranks.leads),
         parent=None if parent is None else str(parent),
         on_manifest=announce,
         timeout_s=config.weights.drain_timeout_s + _PUBLISH_S,
@@ -82,10 +87,7 @@ def work(run: RunDir, config: RunConfig, _: argparse.Namespace) -> None:
     for replica, (version, reason) in publisher.refusals.items():
         log.warning("replica at rank %d refused %s: %s", replica, version, reason)
     if ranks.leads:
-        target = run.model(result["version"])
-        if not target.exists():
-            export_hf(trainer.policy, Path(config.model.path), target)
-        log.info("done: %s; weights in %s", result, target)
+        log.info("done: %s; weights in %s", result, _export(run, config, trainer.policy, result["version"]))
         publish_text(run.trained, json.dumps(result) + "\n")
     ranks.close()
     if client is not None:
@@ -96,6 +98,41 @@ def work(run: RunDir, config: RunConfig, _: argparse.Namespace) -> None:
 def _listen() -> socket.socket:
     """Where the trainers meet. Held from here on: a port that is only known to be free may be taken before it is used."""
     return socket.create_server((routable_address(), 0), backlog=_BACKLOG)
+
+
+def _snapshot(config: RunConfig, model: Any, index: int, count: int) -> Snapshot:
+    """This rank's part of what is published: the whole model, or its adapter."""
+    from hpcrl.trainer.lora import adapter_tensors
+    from hpcrl.weights.snapshot import Snapshot
+
+    if config.lora is None:
+        return Snapshot.of_model(model, config.model.dtype, index=index, count=count)
+    on_gpu = next(model.parameters()).is_cuda
+    return Snapshot(lambda: adapter_tensors(model), config.model.dtype, on_gpu, index=index, count=count)
+
+
+def _adapter(config: RunConfig, leads: bool) -> Adapter | None:
+    """What the published tensors are. Only trainer 0 reads the base model for its digest: it writes the manifest."""
+    lora = config.lora
+    if lora is None or not leads:
+        return None
+    return Adapter(
+        config=peft_config(config.model.path, lora.rank, lora.alpha, lora.target_modules),
+        base_digest=base_digest(config.model.path),
+    )
+
+
+def _export(run: RunDir, config: RunConfig, policy: Policy, version: str) -> Path:
+    """The weights as a Hugging Face directory, which is returned; with adapters these merged, and beside it the adapter itself."""
+    from hpcrl.trainer.lora import export_adapter
+    from hpcrl.trainer.model import export_hf
+
+    adapter, model = run.adapter(version), run.model(version)
+    if config.lora is not None and not adapter.exists():
+        export_adapter(policy.model, config.lora, config.model.path, config.model.dtype, adapter)
+    if not model.exists():
+        export_hf(policy, Path(config.model.path), model)
+    return model
 
 
 def _bind_gpu() -> None:

@@ -3,8 +3,8 @@
     all ranks   write into .L.S.partial/        rank 0   state.json, fsync, rename to L.S/, marker last, remove old ones
 
 A process killed at any time leaves either a ``.partial`` directory or one without marker; both are ignored and removed by the
-next save. A checkpoint holds the model, the optimizer, each rank's random state, step and lineage. Adding or removing ranks
-between save and resume is allowed.
+next save. A checkpoint holds the model, the optimizer, each rank's random state, step and lineage; of a model with adapters only
+these, as the frozen weights are in ``model.path``. Adding or removing ranks between save and resume is allowed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from hpcrl.errors import DataError, RunError, UserError
 from hpcrl.protocol.rundir import publish_text
@@ -79,7 +79,7 @@ class Checkpoints:
             self._clear()
             partial.mkdir(parents=True)
         self._ranks.barrier()
-        model_state, optimizer_state = get_state_dict(policy.model, optimizer)
+        model_state, optimizer_state = _trained_state(policy, optimizer)
         state = {"model": model_state, "optimizer": optimizer_state, "rng": {self._rng_key(): self._rng_state()}}
         try:
             with _quiet():
@@ -100,7 +100,7 @@ class Checkpoints:
 
     def load(self, checkpoint: Checkpoint, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
         """Restore model, optimizer and random state in place. Raises DataError when the checkpoint does not fit the model."""
-        model_state, optimizer_state = get_state_dict(policy.model, optimizer)
+        model_state, optimizer_state = _trained_state(policy, optimizer)
         saved = json.loads((checkpoint.path / _STATE).read_text())
         state: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state}
         same_ranks = saved["ranks"] == self._ranks.world
@@ -110,7 +110,11 @@ class Checkpoints:
             with _quiet():
                 dcp.load(state, checkpoint_id=str(checkpoint.path), no_dist=self._ranks.world == 1)
             set_state_dict(
-                policy.model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+                policy.model,
+                optimizer,
+                model_state_dict=state["model"],
+                optim_state_dict=state["optimizer"],
+                options=StateDictOptions(strict=False),  # frozen parameters are missing
             )
         except (CheckpointException, RuntimeError, ValueError, KeyError, OSError) as error:
             text = f"{checkpoint.path} cannot be loaded into this model: {_cause(error)}"
@@ -134,6 +138,14 @@ class Checkpoints:
             # The marker first: a half-removed checkpoint must not look complete.
             (old.path / _MARKER).unlink()
             shutil.rmtree(old.path)
+
+
+def _trained_state(policy: Policy, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
+    """State of model and optimizer without the model's frozen parameters (under any name: a tied head is one, too)."""
+    model_state, optimizer_state = get_state_dict(policy.model, optimizer)
+    named = policy.model.named_parameters(remove_duplicate=False)
+    frozen = {name for name, parameter in named if not parameter.requires_grad}
+    return {name: value for name, value in model_state.items() if name not in frozen}, optimizer_state
 
 
 @contextmanager

@@ -36,6 +36,7 @@ from hpcrl.protocol.version import PolicyVersion
 from hpcrl.trainer.checkpoint import Checkpoint, Checkpoints, latest_complete
 from hpcrl.trainer.distributed import Ranks
 from hpcrl.trainer.feed import Coordinator, Feed, Stopped
+from hpcrl.trainer.lora import add_adapters
 from hpcrl.trainer.model import Policy
 from hpcrl.trainer.step import TrainingStep
 from hpcrl.trainer.update import Updater, make_optimizer
@@ -81,6 +82,8 @@ class Trainer:
         self._ranks = ranks
         self._feed = Feed(ranks, client, should_stop)
         self.policy = Policy.load(config.model.path, config.model.dtype, ranks.device, config.rollout.temperature)
+        if config.lora is not None:
+            add_adapters(self.policy.model, config.lora, config.run.seed)
         optimizer = make_optimizer(self.policy, config.trainer)
         self._updater = Updater(self.policy, optimizer, ranks, config.trainer)
         self._checkpoints = Checkpoints(run.checkpoints, ranks, config.trainer.keep_checkpoints)

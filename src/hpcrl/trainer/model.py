@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hpcrl.errors import UserError
 from hpcrl.trainer.batch import MicroBatch
+from hpcrl.trainer.lora import merged_state
 
 __all__ = ["Policy", "export_hf"]
 
@@ -96,14 +97,14 @@ class Policy:
 def export_hf(policy: Policy, source: Path, target: Path) -> None:
     """Write the weights as a Hugging Face model directory at ``target`` (beside, then renamed), with the tokenizer of ``source``.
 
-    Raises UserError when ``target`` exists.
+    Adapters are merged into the weights. Raises UserError when ``target`` exists.
     """
     if target.exists():
         raise UserError(f"{target} exists; choose another directory for the exported model")
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
-    policy.model.save_pretrained(str(temporary))
+    policy.model.save_pretrained(str(temporary), state_dict=merged_state(policy.model))
     for file in sorted(Path(source).iterdir()):
         copied = file.suffix in {".json", ".jinja", ".model", ".txt", ".py"} and not (temporary / file.name).exists()
         if copied and not file.name.endswith(".index.json"):

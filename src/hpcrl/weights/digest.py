@@ -16,7 +16,15 @@ import xxhash
 
 from hpcrl.errors import UserError
 
-__all__ = ["all_done", "chunk_digest", "digest_threads", "model_config_digest", "tokenizer_digest", "whole_digest"]
+__all__ = [
+    "all_done",
+    "base_digest",
+    "chunk_digest",
+    "digest_threads",
+    "model_config_digest",
+    "tokenizer_digest",
+    "whole_digest",
+]
 
 _MOST_THREADS = 8
 """One thread takes some 10 GB/s; the fastest links bring 50 GB/s."""
@@ -34,6 +42,7 @@ _TOKENIZER_FILES = (
     "vocab.json",
     "vocab.txt",
 )
+_READ_BYTES = 16 << 20
 _CONFIG_NOISE = frozenset({"_name_or_path", "transformers_version"})
 """Keys of config.json that say where a model came from, not what it is."""
 
@@ -69,6 +78,31 @@ def tokenizer_digest(model_dir: Path | str) -> str:
         content = path.read_bytes()
         state.update(f"{path.name}\0{len(content)}\0".encode())
         state.update(content)
+    return state.hexdigest()
+
+
+def base_digest(model_dir: Path | str) -> str:
+    """Digest over names and contents of the weight files (``*.safetensors``), read once, several at a time.
+
+    Raises UserError when there are none or one cannot be read.
+    """
+    files = sorted(Path(model_dir).glob("*.safetensors"))
+    if not files:
+        raise UserError(f"{model_dir} holds no weights: expected *.safetensors")
+    with digest_threads() as threads:
+        try:
+            digests = list(threads.map(_file_digest, files))
+        except OSError as error:
+            raise UserError(f"cannot read the weights in {model_dir}: {error}") from error
+    named = "".join(f"{file.name}\0{digest}\0" for file, digest in zip(files, digests, strict=True))
+    return xxhash.xxh3_128_hexdigest(named.encode())
+
+
+def _file_digest(path: Path) -> str:
+    state = xxhash.xxh3_128()
+    with open(path, "rb", buffering=0) as file:
+        while block := file.read(_READ_BYTES):
+            state.update(block)
     return state.hexdigest()
 
 

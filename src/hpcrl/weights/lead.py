@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from hpcrl.protocol.rundir import RunDir, publish_text
 from hpcrl.protocol.version import PolicyVersion
 from hpcrl.weights.digest import all_done
-from hpcrl.weights.manifest import Chunk, Layout, Manifest
+from hpcrl.weights.manifest import Adapter, Chunk, Layout, Manifest
 from hpcrl.weights.mpi import World, wait_until
 from hpcrl.weights.outgoing import Outgoing
 from hpcrl.weights.plan import Algorithm, LinkRate, Piece
@@ -51,12 +51,13 @@ class Books:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announcement:
-    """What is said of every version: where its manifest goes, whose tokenizer and configuration it has, who is told of it."""
+    """What is said of every version: where its manifest goes, which tokenizer, configuration and base it is for, who is told of it."""
 
     run: RunDir
     layout: Layout
     tokenizer_digest: str
     model_config_digest: str
+    adapter: Adapter | None
     on_manifest: Callable[[Manifest], None] | None
 
     def write(
@@ -71,6 +72,7 @@ class Announcement:
             chunks,
             tokenizer_digest=self.tokenizer_digest,
             model_config_digest=self.model_config_digest,
+            adapter=self.adapter,
         )
         publish_text(self.run.manifests / f"{manifest.version}.json", manifest.to_json())
         if self.on_manifest is not None:
@@ -146,12 +148,14 @@ class Lead:
         return self._sent[0], books
 
     def _offer(self, version: PolicyVersion, pieces: Sequence[Piece]) -> None:
+        said = self._announcement
         offer = {
             "type": "publish",
             "version": str(version),
-            "nbytes": self._announcement.layout.nbytes,
-            "tokenizer_digest": self._announcement.tokenizer_digest,
-            "model_config_digest": self._announcement.model_config_digest,
+            "nbytes": said.layout.nbytes,
+            "tokenizer_digest": said.tokenizer_digest,
+            "model_config_digest": said.model_config_digest,
+            "base_digest": None if said.adapter is None else said.adapter.base_digest,
             "pieces": [[piece.offset, piece.nbytes, piece.sender] for piece in pieces],
         }
         self._world.send_json(self._nodes, offer)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from hpcrl.errors import DataError, UserError
 from hpcrl.protocol.version import PolicyVersion
 from hpcrl.weights.digest import whole_digest
 
-__all__ = ["ALIGNMENT", "DTYPE_BYTES", "Chunk", "Layout", "Manifest", "TensorEntry", "cut", "wire_order"]
+__all__ = ["ALIGNMENT", "DTYPE_BYTES", "Adapter", "Chunk", "Layout", "Manifest", "TensorEntry", "cut", "wire_order"]
 
 ALIGNMENT = 64
 """Bytes; every tensor begins at a multiple."""
@@ -89,10 +89,23 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
+class Adapter:
+    """What a version's tensors are when they are a LoRA adapter.
+
+    ``config`` is PEFT's ``adapter_config.json``, ``base_digest`` that of the weight files of the model it was trained on
+    (:func:`hpcrl.weights.digest.base_digest`).
+    """
+
+    config: dict[str, Any]
+    base_digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """One version's description, as stored in ``manifests/L.S.json`` and sent to the replicas.
 
-    ``digest`` is :func:`hpcrl.weights.digest.whole_digest` of the chunks; ``parent`` the version published before, or None.
+    ``digest`` is :func:`hpcrl.weights.digest.whole_digest` of the chunks; ``parent`` the version published before, or None;
+    ``adapter`` is None for a version of full weights.
     """
 
     version: str
@@ -105,6 +118,7 @@ class Manifest:
     chunks: tuple[Chunk, ...]
     tokenizer_digest: str
     model_config_digest: str
+    adapter: Adapter | None = None
 
     @classmethod
     def build(
@@ -116,6 +130,7 @@ class Manifest:
         *,
         tokenizer_digest: str,
         model_config_digest: str,
+        adapter: Adapter | None = None,
     ) -> Manifest:
         """Assemble a manifest; the whole's digest follows from the chunks'."""
         return cls(
@@ -129,6 +144,7 @@ class Manifest:
             chunks=tuple(chunks),
             tokenizer_digest=tokenizer_digest,
             model_config_digest=model_config_digest,
+            adapter=adapter,
         )
 
     def to_json(self) -> str:
@@ -151,6 +167,7 @@ class Manifest:
             "chunks": [{"offset": c.offset, "nbytes": c.nbytes, "digest": c.digest} for c in self.chunks],
             "tokenizer_digest": self.tokenizer_digest,
             "model_config_digest": self.model_config_digest,
+            "adapter": None if self.adapter is None else asdict(self.adapter),
         }
 
     @classmethod
@@ -169,6 +186,8 @@ class Manifest:
             fields = dict(data)
             fields["tensors"] = tuple(TensorEntry(**{**t, "shape": tuple(t["shape"])}) for t in data["tensors"])
             fields["chunks"] = tuple(Chunk(**c) for c in data["chunks"])
+            adapter = data.get("adapter")
+            fields["adapter"] = None if adapter is None else Adapter(**adapter)
             manifest = cls(**fields)
             manifest._check()
         except (KeyError, TypeError, ValueError, AttributeError, UserError) as error:

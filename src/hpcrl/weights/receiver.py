@@ -87,7 +87,8 @@ class Receiver:
 
     ``on_staged(manifest, path, timings)`` makes the replica serve the copy (the flip) and raises an HpcrlError when it could not; it
     runs in a worker thread and may take long. ``on_refused(version, reason)`` (same thread) hears of every version that this replica
-    will not serve. ``tokenizer_digest`` and ``model_config_digest`` are those of the model directory the replica was started from.
+    will not serve. ``tokenizer_digest`` and ``model_config_digest`` are those of the model directory the replica was started from;
+    ``base_digest`` is that of its weights where adapters to them are expected, None: whole models are.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class Receiver:
         window: int,
         tokenizer_digest: str,
         model_config_digest: str,
+        base_digest: str | None = None,
         on_staged: Callable[[Manifest, Path, Timings], None],
         on_refused: Callable[[str, str], None] | None = None,
         timeout_s: float = 900.0,
@@ -106,7 +108,11 @@ class Receiver:
         self._world = world
         self._staging = staging
         self._window = window
-        self._expected = {"tokenizer": tokenizer_digest, "model configuration": model_config_digest}
+        self._expected = {
+            "tokenizer": tokenizer_digest,
+            "model configuration": model_config_digest,
+            "base model": base_digest,
+        }
         self._on_staged = on_staged
         self._on_refused = on_refused
         self._timeout_s = timeout_s
@@ -207,7 +213,11 @@ class Receiver:
 
     def _check_fits(self, offer: dict[str, Any]) -> None:
         """Raises DataError for a version of another model or tokenizer."""
-        sent = {"tokenizer": offer["tokenizer_digest"], "model configuration": offer["model_config_digest"]}
+        sent = {
+            "tokenizer": offer["tokenizer_digest"],
+            "model configuration": offer["model_config_digest"],
+            "base model": offer["base_digest"],
+        }
         for what, expected in self._expected.items():
             if sent[what] != expected:
                 raise DataError("incompatible", f"the {what} differs: trainer {sent[what]}, replica {expected}")

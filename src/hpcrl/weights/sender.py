@@ -24,7 +24,7 @@ from hpcrl.protocol.rundir import RunDir
 from hpcrl.protocol.version import PolicyVersion
 from hpcrl.weights.digest import all_done, digest_threads
 from hpcrl.weights.lead import Announcement, Lead
-from hpcrl.weights.manifest import Manifest
+from hpcrl.weights.manifest import Adapter, Manifest
 from hpcrl.weights.mpi import World, wait_until
 from hpcrl.weights.outgoing import Outgoing
 from hpcrl.weights.plan import Algorithm, LinkRate, best_chunk, choose, cut_spans
@@ -69,10 +69,10 @@ class Publisher:
     """One per trainer rank; all ranks create it together and publish the same versions in the same order.
 
     ``snapshot`` is this rank's part. ``chunk_bytes`` is the largest message (the size used follows from the measured link), ``window``
-    the messages under way per rank, ``parent`` the version published before this process began. ``on_manifest`` is called on trainer
-    0, in a digest thread, before any replica can flip to the version (tell the coordinator there). ``algorithm``
-    and ``link`` replace what is otherwise chosen and measured. ``timeout_s`` bounds each wait in which nothing moves, a replica's
-    drain included. Raises DataError when the trainers' parts are not the whole model.
+    the messages under way per rank, ``adapter`` what the tensors are when they are not the whole model, ``parent`` the version
+    published before this process began. ``on_manifest`` is called on trainer 0, in a digest thread, before any replica can flip to the
+    version (tell the coordinator there). ``algorithm`` and ``link`` replace what is otherwise chosen and measured. ``timeout_s`` bounds
+    each wait in which nothing moves, a replica's drain included. Raises DataError when the trainers' parts are not the whole model.
     """
 
     def __init__(
@@ -85,6 +85,7 @@ class Publisher:
         window: int,
         tokenizer_digest: str,
         model_config_digest: str,
+        adapter: Adapter | None = None,
         parent: str | None = None,
         algorithm: Algorithm | None = None,
         link: LinkRate | None = None,
@@ -106,6 +107,7 @@ class Publisher:
             layout=snapshot.layout,
             tokenizer_digest=tokenizer_digest,
             model_config_digest=model_config_digest,
+            adapter=adapter,
             on_manifest=on_manifest,
         )
         self._lead = Lead(world, announcement, self._digester, parent, timeout_s)

@@ -17,30 +17,36 @@ import itertools
 import mmap
 import os
 import re
+import shutil
 from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 
 from hpcrl.errors import EnvironmentFault, InfraError
 
-__all__ = ["DEFAULT_DIRECTORY", "Staging", "remove_leftovers"]
+__all__ = ["ADAPTERS_SUFFIX", "DEFAULT_DIRECTORY", "Staging", "remove_leftovers", "safe_name", "try_lock"]
 
 DEFAULT_DIRECTORY = Path("/dev/shm")
+ADAPTERS_SUFFIX = ".adapters"
+"""Of the directory that a replica's adapters lie in (adapter_store.py)."""
 _SUFFIX = ".weights"
 _SLOTS = 2
 
 
 def remove_leftovers(directory: Path = DEFAULT_DIRECTORY) -> list[Path]:
-    """Remove this user's staging files that no live process holds; returns their paths."""
+    """Remove this user's staging files and adapter directories that no live process holds; returns their paths."""
     removed = []
-    for path in sorted(directory.glob(f"hpcrl-*{_SUFFIX}")):
+    for path in sorted([*directory.glob(f"hpcrl-*{_SUFFIX}"), *directory.glob(f"hpcrl-*{ADAPTERS_SUFFIX}")]):
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
             continue  # another user's, or just gone
         try:
-            if os.fstat(descriptor).st_uid == os.getuid() and _lock(descriptor):
-                path.unlink(missing_ok=True)
+            if os.fstat(descriptor).st_uid == os.getuid() and try_lock(descriptor):
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
                 removed.append(path)
         finally:
             os.close(descriptor)
@@ -108,8 +114,7 @@ class Staging:
         if not directory.is_dir():
             raise EnvironmentFault(f"the staging directory {directory} does not exist on this node")
         remove_leftovers(directory)
-        safe = re.sub(r"[^A-Za-z0-9._-]", "_", f"{run_id}-{replica}")
-        self._prefix = directory / f"hpcrl-{safe}"
+        self._prefix = directory / f"hpcrl-{safe_name(run_id, replica)}"
         self._slots: list[_Slot] = []
         self._held: dict[int, _Slot] = {}
         try:
@@ -165,7 +170,13 @@ class Staging:
         self.close()
 
 
-def _lock(descriptor: int) -> bool:
+def safe_name(run_id: str, replica: str) -> str:
+    """A replica of a run, as part of a file name."""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", f"{run_id}-{replica}")
+
+
+def try_lock(descriptor: int) -> bool:
+    """Take the exclusive lock of an open file or directory, for as long as it is open; False when another process has it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -180,7 +191,7 @@ def _create_locked(path: Path) -> int:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise EnvironmentFault(f"cannot create the staging file {path}: {error.strerror}") from error
-        if not _lock(descriptor):
+        if not try_lock(descriptor):
             os.close(descriptor)
             raise EnvironmentFault(f"the staging file {path} belongs to a process that is still running")
         if os.fstat(descriptor).st_nlink:

@@ -234,6 +234,13 @@ def test_a_missing_or_binary_file(tmp_path: Path) -> None:
             r"coordinator\.lease_s \(9\) must be at least twice coordinator\.heartbeat_s \(5\)",
         ),
         (["rollout.max_tokens=64", "rollout.context_tokens=64"], r"rollout\.max_tokens \(64\) must be smaller"),
+        (["weights.slots=3"], r"weights\.slots: 3 is for lora; without it a replica has 1 engine or 2"),
+        (["lora.rank=8", "weights.pin=token"], r"weights\.pin: token is not for lora"),
+        (["lora.rank=8", "weights.slots=1"], r"weights\.slots: 1 is not for lora"),
+        (["lora.dropout=0.1"], r"lora\.dropout: .*less than or equal to 0 \(got 0\.1\)"),
+        (["lora.target_modules=[]"], r"lora\.target_modules: "),
+        (["lora.target_modules=[self_attn.q_proj]"], r"lora\.target_modules\.0: .*pattern"),
+        (["lora.ranks=8"], r"unknown key lora\.ranks; did you mean lora\.rank\?"),
         (["harness.examples=[{role: assistant, content: x}]"], r"harness\.examples: .*message 1 is from 'assistant'"),
         (["harness.examples=[{role: user, content: x}]"], r"harness\.examples: .*end with the assistant's answer"),
     ],
@@ -242,6 +249,18 @@ def test_keys_that_contradict_each_other(file: Path, overrides: list[str], messa
     with pytest.raises(ConfigError, match=message) as caught:
         load_config(file, overrides)
     assert len(str(caught.value)) < 400
+
+
+def test_how_many_versions_a_replica_serves(file: Path) -> None:
+    def slots(*overrides: str) -> tuple[int, int]:
+        config = load_config(file, list(overrides))
+        return config.slots, config.engines
+
+    assert slots() == (1, 1)
+    assert slots("weights.slots=2") == (2, 2)
+    assert slots("lora.rank=8", "staleness.max_policy_lag=3") == (5, 1)
+    assert slots("lora.rank=8", "staleness.max_policy_lag=100") == (8, 1)
+    assert slots("lora.rank=8", "weights.slots=2", "weights.pin=turn") == (2, 1)
 
 
 def test_sync_is_lag_zero(file: Path) -> None:

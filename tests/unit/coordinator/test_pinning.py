@@ -12,10 +12,11 @@ from hpcrl.protocol import messages as m
 from hpcrl.protocol.keys import read_attempt_key
 
 
-def running(eval_tasks: int = 0, **weights: Any) -> tuple[Harness, list[m.Lease]]:
+def running(eval_tasks: int = 0, lora: bool = False, lag: int = 2, **weights: Any) -> tuple[Harness, list[m.Lease]]:
     """A replica serves 0.0, 0.1 is published; and two attempts bound to 0.0 that are under way."""
     config = make_config(
-        staleness={"max_policy_lag": 2},
+        **({"lora": {"rank": 8}} if lora else {}),
+        staleness={"max_policy_lag": lag},
         trainer={"steps": 9},
         rollout={"attempt_timeout_s": 25.0},
         weights={"drain_timeout_s": 25.0, **weights},
@@ -163,3 +164,39 @@ def test_an_attempt_that_keeps_the_second_slot_too_long_is_cancelled() -> None:
     world.tick(26)
     assert world.flip("r0", "0.2")
     assert world.status().cancelled == {"drain_timeout": 1}
+
+
+def grant(world: Harness, version: str) -> m.FlipGrant:
+    return world.call(c.FLIP, m.FlipRequest(replica_id="r0", version=version))
+
+
+def test_adapters_are_kept_while_attempts_are_bound_to_them() -> None:
+    world, old = running(lora=True, lag=4, slots=3)
+    assert grant(world, "0.1") == m.FlipGrant(granted=True, keep=["0.0"])
+    world.ready("r0", "0.1")
+    between = world.lease(5)
+    world.finish_attempts(between[:4])
+    assert world.batch("0.1").groups is not None
+    world.call(c.PUBLISHED, m.VersionPublished(version="0.2", digest="d", nbytes=1))
+    assert grant(world, "0.2") == m.FlipGrant(granted=True, keep=["0.1", "0.0"])
+    world.ready("r0", "0.2")
+    newest = world.lease(5)
+    assert {lease.policy_version for lease in newest} == {"0.2"}
+    world.finish_attempts([*newest[1:], old[0]])
+    assert world.batch("0.2").groups is not None
+    world.call(c.PUBLISHED, m.VersionPublished(version="0.3", digest="d", nbytes=1))
+    assert grant(world, "0.3") == m.FlipGrant(granted=False, keep=["0.2", "0.1", "0.0"])  # one attempt each
+    world.artifact(between[4].attempt_id)
+    assert grant(world, "0.3") == m.FlipGrant(granted=True, keep=["0.2", "0.0"])  # not the oldest is free, but one is
+    assert seal(world, old[1], "0.0", "0.0").accepted == [old[1].attempt_id]
+
+
+def test_adapters_by_turn_are_kept_for_evaluations_only() -> None:
+    world, old = running(lora=True, slots=2, pin="turn")
+    assert grant(world, "0.1") == m.FlipGrant(granted=True, keep=["0.0"])
+    world.ready("r0", "0.1")
+    assert seal(world, old[0], "0.0", "0.1").accepted == [old[0].attempt_id]
+    world.finish_attempts(world.lease(4))
+    assert world.batch("0.1").groups is not None
+    world.call(c.PUBLISHED, m.VersionPublished(version="0.2", digest="d", nbytes=1))
+    assert grant(world, "0.2") == m.FlipGrant(granted=True, keep=["0.1"])

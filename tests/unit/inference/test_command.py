@@ -4,7 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from hpcrl.config.schema import InferenceSection, ModelSection, RolloutSection, RunConfig, TasksSection
+from hpcrl.config.schema import (
+    InferenceSection,
+    LoraSection,
+    ModelSection,
+    RolloutSection,
+    RunConfig,
+    TasksSection,
+    WeightsSection,
+)
 from hpcrl.errors import ConfigError
 from hpcrl.inference.command import check_context, server_arguments, server_environment
 
@@ -51,6 +59,21 @@ def test_arguments_on_gpus_and_further_ones_last() -> None:
     assert "--distributed-executor-backend" not in arguments
     assert "--enforce-eager" not in arguments
     assert arguments[-2:] == ["--swap-space", "0"]
+
+
+def test_adapters_have_a_place_each_and_the_next_rank_that_vllm_knows() -> None:
+    lora = config().model_copy(
+        update={"lora": LoraSection(rank=17, target_modules=["q_proj", "o_proj"]), "weights": WeightsSection(slots=5)}
+    )
+    arguments = server_arguments(lora, Path("/m"), 1, gpu=True)
+    assert "--weight-transfer-config" not in arguments
+    assert value(arguments, "--max-loras") == value(arguments, "--max-cpu-loras") == "5"
+    assert value(arguments, "--max-lora-rank") == "32"
+    at = arguments.index("--lora-target-modules")
+    assert arguments[at + 1 : at + 4] == ["q_proj", "o_proj", "--worker-extension-cls"]
+    assert value(arguments, "--gpu-memory-utilization") == "0.85"
+    assert server_environment({}, lora, gpu=True)["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+    assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in server_environment({}, config(), gpu=True)
 
 
 def test_environment_loses_mpi_and_slurm_and_keeps_the_rest() -> None:

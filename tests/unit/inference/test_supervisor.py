@@ -59,3 +59,12 @@ def test_an_aborted_answer_without_tokens_is_read() -> None:
 def test_an_incomplete_answer_is_a_data_error(answer: dict[str, Any]) -> None:
     with pytest.raises(DataError, match="engine_answer"):
         _read_generated(answer)
+
+
+def test_with_adapters_the_answer_names_the_one_that_was_used() -> None:
+    answer = changed(["weight_versions"], [{"version": "default", "start": 0, "end": 2}]) | {"model": "0.7"}
+    assert _read_generated(answer, "0.7").spans == [TokenSpan(0, 2, "0.7")]
+    with pytest.raises(DataError, match=r"asked for adapter 0\.6, answered by .*'0\.7'"):
+        _read_generated(answer, "0.6")
+    with pytest.raises(DataError, match=r"asked for adapter 0\.7"):  # the base model has changed meanwhile
+        _read_generated(ANSWER | {"model": "0.7"}, "0.7")

@@ -97,7 +97,7 @@ def test_checks_run_once_per_node() -> None:
 def test_a_sweep_removes_this_runs_weights_only() -> None:
     argv = plan.memory_sweep(RUN, config())
     assert "--het-group=1" in argv
-    assert argv[-3:] == ['rm -f /dev/shm/hpcrl-"$1"-*.weights', "sh", "r"]
+    assert argv[-3:] == ['rm -rf /dev/shm/hpcrl-"$1"-*.weights /dev/shm/hpcrl-"$1"-*.adapters', "sh", "r"]
 
 
 def test_the_coordinator_listens_on_the_given_address() -> None:

@@ -36,7 +36,8 @@ class Engine:
     async def serve(self, host: str) -> str:
         return f"http://{host}/v1"
 
-    async def flip(self, version: str, manifest: Path, staging: Path) -> Flipped:
+    async def flip(self, version: str, manifest: Path, staging: Path, keep: list[str]) -> Flipped:
+        assert keep == ["0.0"]
         self.served_version, self.serving = version, True
         return Flipped(version, 0.5, 0.1)
 
@@ -50,7 +51,7 @@ class Coordinator:
 
     def call(self, endpoint: Any, request: m.Message) -> Any:
         self.said.append(request)
-        return SimpleNamespace(granted=True)
+        return SimpleNamespace(granted=True, keep=["0.0"])
 
 
 def test_a_rank_reports_its_dead_engine_and_what_still_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +61,7 @@ def test_a_rank_reports_its_dead_engine_and_what_still_serves(tmp_path: Path, mo
     monkeypatch.setattr(inference, "Replica", Engine)
     monkeypatch.setattr(inference, "Client", Coordinator)
     unused: Any = None
-    rank = inference._Rank(run, CONFIG, unused, unused, 0)
+    rank = inference._Rank(run, CONFIG, unused, unused, None, 0)
 
     async def story() -> None:
         manifest: Any = SimpleNamespace(version="0.0", step=0)

@@ -31,6 +31,7 @@ def test_round_trip_and_keys() -> None:
     assert Manifest.from_json(manifest.to_json()) == manifest
     assert set(json.loads(manifest.to_json())) == {
         "version", "parent", "digest", "nbytes", "tensors", "chunks", "tokenizer_digest", "model_config_digest", "lineage", "step",
+        "adapter",
     }  # fmt: skip
     assert (manifest.version, manifest.lineage, manifest.step, manifest.parent) == ("1.7", 1, 7, "1.6")
 
