@@ -51,7 +51,7 @@ def measure(quick: bool, say: Callable[[str], None]) -> dict[str, float | None]:
             load = Load(empty)
             asyncio.run(load.begin())
             batched = _loaded(load, process, seconds, 32, say)
-            paced = _loaded(load, process, seconds, 8, say, rate=PACED_RATE)
+            paced = _loaded(load, process, seconds, 32, say, rate=PACED_RATE)
             single = _loaded(load, process, seconds, 1, say)
             share = asyncio.run(heartbeats(empty, lambda: _cpu_s(process.pid), beats_s))
             say(f"heartbeats of 10,000 attempts: {share:.1%} of a core")

@@ -7,9 +7,10 @@ restart adds up nothing; the other tables hold the present state. Versions are w
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from hpcrl.coordinator.entities import Attempt, EvalRun, Group, Replica, Rollout, Version
 from hpcrl.protocol.states import State
@@ -31,6 +32,7 @@ __all__ = [
 
 SCHEMA_VERSION = 2
 Row = tuple[Any, ...]
+_encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +161,10 @@ INDEXES = (
 )
 
 
+def _json(value: Any) -> str:
+    return _encode(value).decode()
+
+
 def _text(version: PolicyVersion | None) -> str | None:
     return None if version is None else str(version)
 
@@ -167,7 +173,7 @@ def group_row(group: Group) -> Row:
     return (
         *(group.group_id, group.seq, group.split, group.task.task_id, group.task.task_dir, group.created_at),
         *(group.min_step, _text(group.eval_version), group.state, group.consumed_step, group.redraws),
-        *(group.head, json.dumps(group.baseline)),
+        *(group.head, _json(group.baseline)),
     )
 
 
@@ -191,7 +197,7 @@ def attempt_row(attempt: Attempt) -> Row:
             attempt.scorer_id,
             attempt.scoring_tries,
             attempt.reward,
-            json.dumps(attempt.rewards),
+            _json(attempt.rewards),
             attempt.verifier_version,
         ),
         *(attempt.scoring_s, attempt.shard, attempt.row, attempt.tokens, attempt.trained_tokens),
@@ -202,7 +208,7 @@ def attempt_row(attempt: Attempt) -> Row:
 def version_row(version: Version) -> Row:
     return (
         *(str(version.version), version.digest, version.nbytes, version.published_at),
-        *(json.dumps(version.ready), json.dumps(version.refused)),
+        *(_json(version.ready), _json(version.refused)),
         *(version.transfer_s, version.pause_s, version.publish_s),
     )
 

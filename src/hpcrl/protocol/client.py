@@ -123,12 +123,14 @@ class _Base:
         self._role = role
         self._patience_s = patience_s
         self._key = read_keys(run, role).coordinator
+        self._base: str | None = None
 
     def _url(self, endpoint: Endpoint[Req, Rep]) -> str:
-        base = self._run.endpoint("coordinator")
-        if base is None:
+        if self._base is None:
+            self._base = self._run.endpoint("coordinator")
+        if self._base is None:
             raise _NotAnnounced("the coordinator has not announced itself yet")
-        return base + endpoint.path
+        return self._base + endpoint.path
 
     def _headers(self, idempotency_key: str) -> dict[str, str]:
         return {
@@ -138,7 +140,8 @@ class _Base:
         }
 
     def _delay(self, attempt: int, started: float, path: str, error: str) -> float:
-        """Seconds to wait before the next try. Raises CoordinatorGone when patience is over."""
+        """Seconds until the next try, which asks anew where the coordinator is. Raises CoordinatorGone when patience is over."""
+        self._base = None
         waited = time.monotonic() - started
         if waited > self._patience_s:
             raise CoordinatorGone("coordinator_gone", f"no answer to {path} for {waited:.0f} s: {error}")

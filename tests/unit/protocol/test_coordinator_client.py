@@ -179,8 +179,8 @@ def test_a_proxy_of_the_site_is_not_asked(run: RunDir, call: Call, monkeypatch: 
         assert call(run, 1.0, api.FINISH, FINISH) == m.Empty()
 
 
-def test_without_a_token_a_client_says_what_may_be_wrong(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="cannot read the run's token"):
+def test_without_keys_a_client_says_what_may_be_wrong(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="cannot read the worker's keys"):
         Client(RunDir(tmp_path), "worker")
 
 
