@@ -126,7 +126,8 @@ class VllmServer:
                 if self._config.lora is None:
                     await self._control("/init_weight_transfer_engine", {"init_info": {}})
                 await self._control("/update_weight_version", {"new_version": self.served_version or _NO_VERSION})
-                await self.generate([0], Sampling(max_tokens=1), [])  # the first call is slow: before any real one
+                # The first call is slow: before any real one, and not bounded like them.
+                await self._generate([0], Sampling(max_tokens=1), [], None, self._config.inference.start_timeout_s)
         except TimeoutError as error:
             await self.stop()
             raise InfraError(
@@ -156,6 +157,18 @@ class VllmServer:
         Cancelling the call aborts the generation. Raises InfraError (engine_refused, engine_unreachable,
         generation_timeout), DataError when the answer lacks ids, finite logprobs or versions.
         """
+        timeout_s = self._config.inference.request_timeout_s
+        return await self._generate(token_ids, sampling, stop_token_ids, adapter, timeout_s, **more)
+
+    async def _generate(
+        self,
+        token_ids: list[int],
+        sampling: Sampling,
+        stop_token_ids: list[int],
+        adapter: str | None,
+        timeout_s: float,
+        **more: Any,
+    ) -> Generated:
         parameters: dict[str, Any] = {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -165,14 +178,11 @@ class VllmServer:
             "detokenize": bool(more.get("stop")),
             **more,
         }
-        timeout_s = self._config.inference.request_timeout_s
         body = {"model": adapter or SERVED_MODEL, "token_ids": token_ids, "sampling_params": parameters}
         try:
             answer = await self._connection().post("/inference/v1/generate", body, timeout_s)
         except TimeoutError as error:
-            raise InfraError(
-                "generation_timeout", f"no answer within inference.request_timeout_s ({timeout_s:g} s)"
-            ) from error
+            raise InfraError("generation_timeout", f"no answer from vLLM within {timeout_s:g} s") from error
         return _read_generated(answer, adapter)
 
     async def check(self, manifest: Path, staging: Path) -> None:
