@@ -5,8 +5,8 @@
     jsonl   the same trajectories ─► one JSON object per line
     read    rows of sealed shards in random order through ShardCache, shards in memory
 
-All three end with an fsync of the file and one of its directory. Each way writes one shard of the same trajectories in turn with the others, many times, and its best time counts: on a machine that
-others use, a short piece of work has a chance to run undisturbed.
+All three end with an fsync of the file and one of its directory. Each way writes one shard of the same trajectories in turn with the
+others, many times, and its best time counts: on a machine that others use, a short piece of work has a chance to run undisturbed.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 A shard is laid out when it is sealed, its datasets contiguous and each written in one piece: nothing is ever appended to a file, and
 the many small writes of a growing HDF5 file never meet a shared file system. Its digest is that of the bytes in the file. A writer
-killed at any time leaves at most one ``.partial`` file, which nobody reads. Names are claimed by exclusive creation and never used twice.
+killed at any time leaves at most one ``.partial`` file, which nobody reads. Names are claimed by exclusive creation and never used
+twice.
 """
 
 from __future__ import annotations
