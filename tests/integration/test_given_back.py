@@ -111,7 +111,7 @@ def test_a_damaged_shard_is_named_put_aside_and_its_samples_are_trained_all_the_
 
 
 def run_with_bound(tmp_path: Path, bound: float | None) -> tuple[m.Status, Overheard]:
-    with running(tmp_path, max_ratio_dev=bound) as run:
+    with running(tmp_path, staleness={"max_ratio_dev": bound}) as run:
         config = load_config(run.config)
         overheard: list[Overheard] = []
         train(run, config, 0.2, lambda client: overheard.append(Overheard(client)) or overheard[0])

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from trainer_stack import running, train
+from trainer_stack import FailingWorker, running, train
 
 from hpcrl.config import load_config
+from hpcrl.errors import InfraError
 from hpcrl.metrics import read_metrics
 from hpcrl.protocol import client as c
 from hpcrl.protocol import messages as m
@@ -44,3 +45,13 @@ def test_a_whole_run_and_a_resume(run: RunDir, delay_s: float) -> None:
     status = admin.call(c.STATUS, m.StatusRequest())
     admin.close()
     assert (status.step, status.duplicates, status.consumed) == (6, 0, 6 * 8)
+
+
+def test_a_run_that_only_fails_ends_with_the_reasons_of_its_failures(tmp_path: Path) -> None:
+    limits = {"infra_retries": 0, "failed_groups": 3, "failed_after_s": 1.0}
+    with running(tmp_path, coordinator=limits) as run, pytest.raises(InfraError) as told:
+        train(run, load_config(run.config), 0.0, worker_type=FailingWorker)
+    text = str(told.value)
+    assert "groups in a row failed within" in text and "infra:sandbox_start; the last, g" in text
+    assert text.startswith("coordinator_refused: /v1/trainer/batch: 409 no batch for 0.0: ")
+    assert "on w: no user namespaces (coordinator.failed_groups, failed_after_s)" in text

@@ -38,7 +38,7 @@ from hpcrl.trainer.loop import Trainer
 from hpcrl.trainer.model import Policy
 from hpcrl.trajectory import ShardWriter, from_record
 
-__all__ = ["Replica", "Worker", "running", "train"]
+__all__ = ["FailingWorker", "Replica", "Worker", "running", "train"]
 
 REPLICA = "inf0"
 ALONE = Ranks(0, 1, torch.device("cpu"))
@@ -168,8 +168,23 @@ class Worker(threading.Thread):
         )
 
 
+class FailingWorker(Worker):
+    """No sandbox ever starts."""
+
+    def _work(self, leases: list[m.Lease]) -> None:
+        items = [
+            m.FailureItem(
+                attempt_id=lease.attempt_id, kind="infra", reason="sandbox_start", message="no user namespaces"
+            )
+            for lease in leases
+        ]
+        self._client.call(c.FAILED, m.FailureReport(reporter_id="w", items=items))
+
+
 @contextmanager
-def running(tmp_path: Path, **staleness: Any) -> Iterator[RunDir]:
+def running(
+    tmp_path: Path, *, staleness: dict[str, Any] | None = None, coordinator: dict[str, Any] | None = None
+) -> Iterator[RunDir]:
     """A run directory of six steps of two groups of four, and its coordinator."""
     for name in ("train/a", "train/b", "eval/x"):
         (tmp_path / "tasks" / name).mkdir(parents=True)
@@ -179,7 +194,7 @@ def running(tmp_path: Path, **staleness: Any) -> Iterator[RunDir]:
             "model": {"path": str(model)},
             "tasks": {"train": str(tmp_path / "tasks/train"), "eval": str(tmp_path / "tasks/eval")},
             "rollout": {"group_size": 4, "temperature": 0.8},
-            "staleness": {"max_policy_lag": 2, **staleness},
+            "staleness": {"max_policy_lag": 2, **(staleness or {})},
             "trainer": {
                 "ranks": 1,
                 "steps": 6,
@@ -191,7 +206,7 @@ def running(tmp_path: Path, **staleness: Any) -> Iterator[RunDir]:
             },
             "eval": {"samples": 2, "every": 3},
             "inference": {"replicas": 1},
-            "coordinator": {"lease_s": 600.0, "data_retries": 50, "redraws": 50},
+            "coordinator": {"lease_s": 600.0, "data_retries": 50, "redraws": 50, **(coordinator or {})},
         }
     )
     run = RunDir(tmp_path / "run")
@@ -212,12 +227,13 @@ def train(
     config: RunConfig,
     delay_s: float,
     between: Callable[[Coordinator], Coordinator] = lambda client: client,
+    worker_type: type[Worker] = Worker,
 ) -> dict[str, Any]:
     """The trainer's whole run. ``between``: what stands between it and its client."""
     client = c.Client(run, "trainer")
     trainer = Trainer(config, run, ALONE, between(client))
     replica = Replica(run, trainer.policy, delay_s)
-    worker = Worker(run, replica)
+    worker = worker_type(run, replica)
     worker.start()
     try:
         return trainer.run(replica)

@@ -52,6 +52,8 @@ def measure(quick: bool, say: Callable[[str], None]) -> dict[str, float | None]:
             asyncio.run(load.begin())
             batched = _loaded(load, process, seconds, 32, say)
             paced = _loaded(load, process, seconds, 32, say, rate=PACED_RATE)
+            fsyncs = _fsync_ms(Path(folder))
+            say(f"fdatasync of 128 KiB here: median {fsyncs[len(fsyncs) // 2]:.1f} ms, p99 {_p99(fsyncs):.1f} ms")
             single = _loaded(load, process, seconds, 1, say)
             share = asyncio.run(heartbeats(empty, lambda: _cpu_s(process.pid), beats_s))
             say(f"heartbeats of 10,000 attempts: {share:.1%} of a core")
@@ -81,6 +83,8 @@ def measure(quick: bool, say: Callable[[str], None]) -> dict[str, float | None]:
         "finished_rollouts": finished,
         "lease_p99_ms_saturated": max(batched.lease_p99_ms, single.lease_p99_ms),
         "rollouts_per_s_paced": paced.rollouts_per_s,
+        "fsync_p50_ms": fsyncs[len(fsyncs) // 2],
+        "fsync_p99_ms": _p99(fsyncs),
         "cpu_ms_per_rollout_batched": batched.cpu_ms_per_rollout,
         "cpu_ms_per_rollout_unbatched": single.cpu_ms_per_rollout,
         "cpu_slowdown_1m": later.cpu_ms_per_rollout / batched.cpu_ms_per_rollout,
@@ -139,6 +143,22 @@ def _loaded(
         f"{measured.cpu_ms_per_rollout:.2f} ms of CPU per rollout"
     )
     return measured
+
+
+def _fsync_ms(folder: Path) -> list[float]:
+    """Milliseconds of each of many appends made durable, sorted: what one commit costs on this disk without any database."""
+    block, taken = os.urandom(1 << 17), []
+    with open(folder / "fsync.probe", "wb", buffering=0) as file:
+        for _ in range(200):
+            file.write(block)
+            started = time.perf_counter()
+            os.fdatasync(file.fileno())
+            taken.append(1000 * (time.perf_counter() - started))
+    return sorted(taken)
+
+
+def _p99(ordered: list[float]) -> float:
+    return ordered[int(len(ordered) * 0.99)]
 
 
 def _cpu_s(pid: int) -> float:

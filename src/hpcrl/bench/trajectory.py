@@ -1,12 +1,12 @@
 """``hpcrl bench trajectory``: writing sealed shards and reading rows at random, against raw h5py and JSON Lines with the same content.
 
-    write   trajectories ─► ShardWriter.append … seal            (checks, JSON, digest, one fsync per shard)
-    raw     the same arrays ─► h5py: same datasets, chunks, batches of 32, close, fsync per shard
-    jsonl   the same trajectories ─► one JSON object per line, fsync per file
+    write   trajectories ─► ShardWriter.append … seal            (checks, JSON, digest)
+    raw     the same arrays ─► h5py: same datasets, chunks, batches of 32, close
+    jsonl   the same trajectories ─► one JSON object per line
     read    rows of sealed shards in random order through ShardCache, shards in memory
 
-Each way writes one shard of the same trajectories in turn with the others, many times, and its best time counts: on a machine that
-others use, a short piece of work has a chance to run undisturbed.
+All three end with an fsync of the file and one of its directory. Each way writes one shard of the same trajectories in turn with the
+others, many times, and its best time counts: on a machine that others use, a short piece of work has a chance to run undisturbed.
 """
 
 from __future__ import annotations
@@ -146,11 +146,13 @@ def _write_jsonl(folder: Path, trajectories: Sequence[Trajectory]) -> None:
 
 
 def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    """File and directory: a new file is durable when both are."""
+    for target in (path, path.parent):
+        descriptor = os.open(target, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _random_reads(shard: Path, seed: int) -> float:

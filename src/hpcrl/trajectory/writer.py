@@ -1,9 +1,9 @@
 """One writer per shard: claim ``WRITER-N.h5.partial``, gather rows, write, fsync, rename to ``WRITER-N.DIGEST.h5`` (sealed, immutable).
 
-A shard is laid out in memory when it is sealed (HDF5's core driver) and reaches the disk in one piece, so that its digest is that of
-the bytes written, and the many small writes of HDF5 never meet a shared file system. As nothing is appended to a file, its datasets
-are contiguous. A writer killed at any time leaves at most one ``.partial`` file, which nobody reads. Names are claimed by exclusive
-creation and never used twice.
+A shard is laid out when it is sealed, its datasets contiguous and each written in one piece: nothing is ever appended to a file, and
+the many small writes of a growing HDF5 file never meet a shared file system. Its digest is that of the bytes in the file. A writer
+killed at any time leaves at most one ``.partial`` file, which nobody reads. Names are claimed by exclusive creation and never used
+twice.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from hpcrl.trajectory.schema import META_FIELDS, SCHEMA_NAME, SCHEMA_VERSION, Tr
 
 __all__ = ["ShardWriter", "columns_of"]
 
-_OVERHEAD = 1 << 16
-"""Bytes of a file beyond its arrays, generously: HDF5's memory is asked for once."""
+_META_BLOCK = 1 << 14
+"""Bytes; the metadata of a shard fits in one."""
 
 _encode_fast = msgspec.json.Encoder().encode  # seven times as fast as json: transcripts are a third of a shard
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
@@ -162,10 +162,9 @@ class ShardWriter:
 
 
 def _lay_out(path: Path, writer_id: str, trajectories: Sequence[Trajectory]) -> None:
-    """Write the whole HDF5 file of these rows to ``path``, in one piece when it is closed."""
+    """Write the whole HDF5 file of these rows to ``path``: each dataset in one piece, the metadata gathered in one block."""
     columns = columns_of(trajectories)
-    size = sum(values.nbytes for values in columns.values()) + _OVERHEAD
-    with h5py.File(path, "w", driver="core", backing_store=True, block_size=size, locking=False) as file:
+    with h5py.File(path, "w", locking=False, meta_block_size=_META_BLOCK) as file:
         file.attrs.update(schema=SCHEMA_NAME, version=SCHEMA_VERSION, writer=writer_id)
         for column, values in columns.items():
             file.create_dataset(column, data=values)

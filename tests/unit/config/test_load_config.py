@@ -40,7 +40,7 @@ def test_a_resolved_copy_reads_back_equal() -> None:
 def test_every_default_is_written_out() -> None:
     written = yaml.safe_load(dump_config(parse_config(SMALL)))
     assert set(written) == set(RunConfig.model_fields)
-    assert written["staleness"] == {"max_policy_lag": 0, "max_age_s": None}
+    assert written["staleness"] == {"max_policy_lag": 0, "max_age_s": None, "max_ratio_dev": None}
 
 
 @pytest.mark.parametrize(
