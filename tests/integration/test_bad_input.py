@@ -129,6 +129,25 @@ def test_an_image_that_is_none(tmp_path: Path, good: dict[str, dict[str, object]
     assert "image '/nowhere/i' is neither a directory, a .sif nor a .def file" in line
 
 
+@pytest.mark.apptainer
+def test_a_tasks_image_that_nobody_has(tmp_path: Path, good: dict[str, dict[str, object]]) -> None:
+    file = next((tmp_path / "tasks").glob("*/task.toml"))
+    file.write_text('[environment]\ndocker_image = "python:3.12"\n')
+    code, line = hpcrl("run", write(tmp_path, good))
+    assert code == 3
+    assert f"task {file.parent}: image 'python:3.12' is neither a directory, a .sif nor a .def file" in line
+    assert _ends(tmp_path) == ["failed"]
+    assert not list((tmp_path / "runs").glob("*/coordinator.db"))
+
+
+@pytest.mark.apptainer
+def test_limits_that_no_sandbox_can_start_with(tmp_path: Path, good: dict[str, dict[str, object]]) -> None:
+    code, line = hpcrl("run", write(tmp_path, good), "--set", "sandbox.open_files=1")
+    assert code == 3
+    assert "sandbox check on" in line
+    assert _ends(tmp_path) == ["failed"]
+
+
 def _ends(tmp_path: Path) -> list[str]:
     return [json.loads(path.read_text())["state"] for path in (tmp_path / "runs").glob("*/end.json")]
 

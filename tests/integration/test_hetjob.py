@@ -21,7 +21,10 @@ import pytest
 from hetjobs import ROOT, Job, Jobs
 
 from hpcrl.devcluster.procs import snapshot
+from hpcrl.protocol import client as api
+from hpcrl.protocol import messages as m
 from hpcrl.protocol.rundir import RunDir
+from hpcrl.sandbox.images import resolve
 from hpcrl.trajectory.reader import ShardReader
 from hpcrl.weights.manifest import Manifest
 
@@ -30,8 +33,10 @@ pytestmark = [pytest.mark.vllm, pytest.mark.apptainer, pytest.mark.mpi, pytest.m
 HPCRL = Path(sys.executable).with_name("hpcrl")
 MODEL = ROOT / "models/repair-qwen3"
 CONFIG = "configs/quickstart.yaml"
-START_S = 600.0
+START_S = 900.0
 """Submission to the first lease on a busy machine: two vLLM servers on two cores."""
+SMALLEST = ("--ntasks-per-node=1", ":", "--nodes=1", ":", "--nodes=1")
+"""Options of sbatch: one trainer, one replica, one sandbox node. Quicker to start."""
 
 
 def scaled_down(folder: Path, *more: str) -> list[str]:
@@ -121,6 +126,44 @@ def test_a_killed_worker_ends_the_run_with_one_reason_and_nothing_is_left(jobs: 
     assert job.last_line() == f"hpcrl: {end['reason']}"
     assert read(run.summary)["state"] == "failed"
     _check_nothing_left(jobs, job, before)
+
+
+@pytest.mark.slurm
+def test_a_launcher_that_is_killed_ends_the_job_and_nothing_is_left(jobs: Jobs) -> None:
+    """kill -9: no handler runs, so the kernel, Slurm and the guards of the roles must do it all."""
+    before = jobs.on_nodes("ps", "-eo", "comm=")
+    job = jobs.submit(CONFIG, *scaled_down(jobs.folder, "trainer.steps=1000"), sbatch=SMALLEST)
+    run = RunDir(job.run_dir)
+    job.wait_for(lambda: any(run.shards.glob("*.h5")), START_S, "shard")
+    os.kill(next(pid for pid, argv in _processes_of(run) if "hpcrl.launch.batch" in argv), signal.SIGKILL)
+    assert job.wait(120) == "FAILED", job.evidence()
+    _check_nothing_left(jobs, job, before)
+    assert jobs.on_nodes("sh", "-c", "ls -d /tmp/hpcrl-*/w-* 2>/dev/null || true") == dict.fromkeys(before, "")
+
+
+@pytest.mark.slurm
+def test_a_cancelled_run_whose_attempts_all_fail_records_its_end(jobs: Jobs) -> None:
+    """The image goes away after it was checked: sandboxes fail as fast as they are asked for, and everybody is busy."""
+    image = jobs.folder / "image"
+    jobs.folder.chmod(0o711)  # run by root, sandboxes are another user
+    # Not shutil.copytree: it would read the image's devices to their end.
+    subprocess.run(["cp", "-a", str(resolve(str(ROOT / "containers/sandbox.def")).path), str(image)], check=True)
+    sets = scaled_down(jobs.folder, "trainer.steps=1000", f"sandbox.image={image}")
+    job = jobs.submit(CONFIG, *sets, sbatch=SMALLEST)
+    run = RunDir(job.run_dir)
+    job.wait_for(lambda: any(run.shards.glob("*.h5")), START_S, "shard")
+    image.rename(jobs.folder / "gone")
+
+    with closing(api.Client(run, "admin")) as client:
+
+        def failing() -> bool:
+            return sum(client.call(api.STATUS, m.StatusRequest()).failures.values()) > 200
+
+        job.wait_for(failing, START_S, "loop of failures")
+    jobs.slurm("scancel", job.job_id)
+    assert job.wait(120) == "CANCELLED", job.evidence()
+    end = read(run.end)
+    assert (end["state"], end["reason"]) == ("cancelled", "stopped by SIGTERM")
 
 
 def _check_nothing_left(jobs: Jobs, job: Job, before: dict[str, str]) -> None:

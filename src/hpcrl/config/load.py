@@ -24,7 +24,7 @@ _LONGEST = 100
 class _Loader(yaml.SafeLoader):
     """Refuses a key that is given twice, where PyYAML silently takes the last: a whole section would be lost."""
 
-    def compose_mapping_node(self, anchor: dict[Any, yaml.Node] | None) -> yaml.MappingNode:
+    def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
         seen: dict[str, int] = {}
         for key, _ in node.value:

@@ -14,7 +14,7 @@ import secrets
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -37,7 +37,6 @@ log = logging.getLogger("hpcrl.launch")
 
 _COORDINATOR_START_S = 60.0
 _FINISH_S = 60.0
-_SWEEP_S = 20.0
 
 
 def new_run_dir(config: RunConfig) -> Path:
@@ -94,12 +93,14 @@ def launch_slurm(root: Path, config: RunConfig, *, resume: bool = False) -> None
     )
     run, before = _open(root, sized, resume)
     host = routable_address()
-    sweep = plan.memory_sweep(run, sized)
-    with _stop_signals() as signals, _swept(sweep), Watcher(run) as watcher, _recorded(run, before) as begin:
+    for path, script in plan.task_epilogs(run).items():
+        publish_text(path, script, 0o700)
+    with _stop_signals() as signals, Watcher(run) as watcher, _recorded(run, before) as record:
         _check_shared(run, sized, signals)
         _check_sandboxes(run, plan.sandbox_check(run, sized), signals)
-        begin()
-        _drive(run, watcher, signals, plan.coordinator_step(run, host, resume), plan.slurm_steps(run, sized, job))
+        record.begin()
+        roles = plan.slurm_steps(run, sized, job)
+        _drive(run, watcher, signals, record, plan.coordinator_step(run, host, resume), roles)
 
 
 def launch_local(root: Path, config: RunConfig, *, resume: bool = False) -> None:
@@ -107,16 +108,11 @@ def launch_local(root: Path, config: RunConfig, *, resume: bool = False) -> None
     mpiexec = find_mpiexec()
     run, before = _open(root, config, resume)
     os.environ.setdefault("HPCRL_ADDRESS", "127.0.0.1")
-    with _stop_signals() as signals, Watcher(run) as watcher, _recorded(run, before) as begin:
+    with _stop_signals() as signals, Watcher(run) as watcher, _recorded(run, before) as record:
         _check_sandboxes(run, plan.sandbox_check_here(run), signals)
-        begin()
-        _drive(
-            run,
-            watcher,
-            signals,
-            plan.coordinator_step(run, "127.0.0.1", resume),
-            plan.local_steps(run, config, mpiexec),
-        )
+        record.begin()
+        roles = plan.local_steps(run, config, mpiexec)
+        _drive(run, watcher, signals, record, plan.coordinator_step(run, "127.0.0.1", resume), roles)
 
 
 def _open(root: Path, config: RunConfig, resume: bool) -> tuple[RunDir, str | None]:
@@ -175,42 +171,45 @@ def _stop_signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-@contextmanager
-def _swept(command: list[str]) -> Iterator[None]:
-    """Run ``command`` last of all when the run did not succeed."""
-    try:
-        yield
-    except BaseException:
-        try:
-            subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SWEEP_S, check=False)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            log.warning("not swept: %s", error)
-        raise
-
-
-@contextmanager
-def _recorded(run: RunDir, before: str | None) -> Iterator[Callable[[], None]]:
-    """Whatever happens inside is the run's end, written to end.json. Yields ``begin``, to be called when all checks have passed.
+class _Record:
+    """What is kept of a run's end: the first word counts.
 
     ``before``: the configuration of the run that is resumed. What ends before ``begin`` leaves that run as it was: its configuration,
     its own end and its results.
+    """
+
+    def __init__(self, run: RunDir, before: str | None) -> None:
+        self._run = run
+        self._started = time.time()
+        self._ended = False
+        self.begun = before is None
+
+    def begin(self) -> None:
+        """All checks have passed."""
+        if not self.begun:
+            for old in (self._run.end, self._run.final_status, self._run.trained):
+                old.unlink(missing_ok=True)
+        self.begun = True
+
+    def end(self, state: str, reason: str) -> None:
+        """Write end.json."""
+        if self.begun and not self._ended:
+            end = {"state": state, "reason": reason, "started_at": self._started, "ended_at": time.time()}
+            publish_text(self._run.end, json.dumps(end) + "\n")
+            self._ended = True
+
+
+@contextmanager
+def _recorded(run: RunDir, before: str | None) -> Iterator[_Record]:
+    """Whatever happens inside is the run's end, written to end.json, and reported.
 
     Enter it inside the Watcher: a cancelled job has seconds before Slurm kills it, and the end must be on disk before children that
     are slow to stop are waited for.
     """
-    started = time.time()
+    record = _Record(run, before)
     state, reason = "success", ""
-    begun = before is None
-
-    def begin() -> None:
-        nonlocal begun
-        if not begun:
-            for old in (run.end, run.final_status, run.trained):
-                old.unlink(missing_ok=True)
-        begun = True
-
     try:
-        yield begin
+        yield record
     except HpcrlError as error:
         state, reason = ("cancelled" if isinstance(error, _Cancelled) else "failed"), str(error)
         raise
@@ -218,9 +217,8 @@ def _recorded(run: RunDir, before: str | None) -> Iterator[Callable[[], None]]:
         state, reason = "failed", f"{type(error).__name__}: {error}"
         raise
     finally:
-        if begun:
-            end = {"state": state, "reason": reason, "started_at": started, "ended_at": time.time()}
-            publish_text(run.end, json.dumps(end) + "\n")
+        record.end(state, reason)
+        if record.begun:
             _report(run)
         elif before is not None:
             publish_text(run.config, before)
@@ -234,12 +232,20 @@ def _stopped_by(signals: list[int]) -> str:
     return f"stopped by {signal.Signals(signals[0]).name}" if signals else ""
 
 
-def _drive(run: RunDir, watcher: Watcher, signals: list[int], coordinator: plan.Step, roles: list[plan.Step]) -> None:
+def _drive(
+    run: RunDir, watcher: Watcher, signals: list[int], record: _Record, coordinator: plan.Step, roles: list[plan.Step]
+) -> None:
     """Start everything, watch it to its end. Raises RunError with the first cause."""
     child = watcher.start(coordinator)
+
+    def starting() -> bool:
+        return child.process.poll() is None and not signals
+
     try:
-        api.wait_for_endpoint(run, "coordinator", _COORDINATOR_START_S, alive=lambda: child.process.poll() is None)
+        api.wait_for_endpoint(run, "coordinator", _COORDINATOR_START_S, alive=starting)
     except InfraError as error:
+        if signals:
+            raise _Cancelled(_stopped_by(signals)) from error
         # Its own reason says more than its absence.
         raise RunError(str(error) if child.process.poll() is None else watcher.wait(lambda: "")) from error
     log.info("coordinator at %s", run.endpoint("coordinator"))
@@ -247,9 +253,12 @@ def _drive(run: RunDir, watcher: Watcher, signals: list[int], coordinator: plan.
         watcher.start(step)
         log.info("started %s", step.name)
     reason = watcher.wait(lambda: _stopped_by(signals))
+    if signals:
+        # Before anybody is asked: the coordinator may be busy or gone, and Slurm kills us after KillWait.
+        record.end("cancelled", _stopped_by(signals))
     _finish(run, watcher, reason)
     if signals:
-        raise _Cancelled(reason)
+        raise _Cancelled(_stopped_by(signals))
     if reason:
         raise RunError(reason)
 

@@ -6,6 +6,7 @@ scorers are steps of the sandbox component. Locally the same roles run under mpi
 
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,14 @@ from hpcrl.config import RunConfig
 from hpcrl.launch.environment import HetGroup, HetJob
 from hpcrl.protocol.rundir import RunDir
 
-__all__ = ["Step", "coordinator_step", "local_steps", "slurm_steps", "visibility_check"]
+__all__ = [
+    "Step",
+    "coordinator_step",
+    "local_steps",
+    "slurm_steps",
+    "task_epilogs",
+    "visibility_check",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +85,20 @@ def slurm_steps(run: RunDir, config: RunConfig, job: HetJob) -> list[Step]:
             *command,
         ]
 
-    mpi = f"--mpi={config.slurm.mpi}"
+    mpi, epilog = f"--mpi={config.slurm.mpi}", f"--task-epilog={_epilog(run, 'inference')}"
     combined = [
         "srun",
         *part(0, "trainer", trainer.tasks, _python("hpcrl.run.trainer", run, mpi=True), mpi, *cpus(trainer)),
         ":",
-        *part(1, "inference", inference.tasks, _python("hpcrl.run.inference", run, mpi=True), mpi, *cpus(inference)),
+        *part(
+            1,
+            "inference",
+            inference.tasks,
+            _python("hpcrl.run.inference", run, mpi=True),
+            mpi,
+            *cpus(inference),
+            epilog,
+        ),
     ]
     folders = (run.logs("trainer"), run.logs("inference"))
     env = {**(_PMI2 if config.slurm.mpi == "pmi2" else {}), **config.slurm.env}
@@ -93,7 +109,15 @@ def slurm_steps(run: RunDir, config: RunConfig, job: HetJob) -> list[Step]:
             "srun",
             "--overlap",
             "--cpu-bind=none",  # workers and scorers share all CPUs of the node
-            *part(2, role, sandbox.nodes * per_node, command, "--mpi=none", f"--ntasks-per-node={per_node}"),
+            *part(
+                2,
+                role,
+                sandbox.nodes * per_node,
+                command,
+                "--mpi=none",
+                f"--ntasks-per-node={per_node}",
+                f"--task-epilog={_epilog(run, role)}",
+            ),
         ]
         log, env = run.logs("launcher") / f"{role}.log", {**_threads(1), **config.slurm.env}
         steps.append(Step(role, argv, log, folders=(run.logs(role),), env=env))
@@ -127,10 +151,21 @@ def sandbox_check(run: RunDir, config: RunConfig) -> list[str]:
     return [*srun, *sandbox_check_here(run)]
 
 
-def memory_sweep(run: RunDir, config: RunConfig) -> list[str]:
-    """A step on every inference node that removes the run's weight copies from shared memory: srun kills ranks without a last word."""
-    srun = ["srun", "--het-group=1", "--ntasks-per-node=1", "--mpi=none", "--overlap", *config.slurm.srun_args]
-    return [*srun, "sh", "-c", 'rm -rf /dev/shm/hpcrl-"$1"-*.weights /dev/shm/hpcrl-"$1"-*.adapters', "sh", run.run_id]
+def task_epilogs(run: RunDir) -> dict[Path, str]:
+    """Scripts that Slurm runs on a rank's or worker's node after it has ended, however it ended: SIGKILL leaves no last word.
+
+    After inference ranks: the run's weight copies are removed from the node's shared memory. Ranks end together (a step with one bad
+    exit is ended), so that nobody on the node needs them any more. After workers and scorers: what dead ones left of sandboxes.
+    """
+    mine = f"/dev/shm/hpcrl-{shlex.quote(run.run_id)}"
+    weights = f"rm -rf {mine}-*.weights {mine}-*.adapters"
+    sandboxes = shlex.join([sys.executable, "-m", "hpcrl.sandbox.sweep"])
+    texts = {"inference": weights, "worker": f"exec {sandboxes}", "scorer": f"exec {sandboxes}"}
+    return {_epilog(run, role): f"#!/bin/sh\n{text}\n" for role, text in texts.items()}
+
+
+def _epilog(run: RunDir, role: str) -> Path:
+    return run.logs(role) / "task-epilog.sh"
 
 
 def sandbox_check_here(run: RunDir) -> list[str]:

@@ -211,8 +211,8 @@ def test_a_resume_that_is_refused_leaves_the_run_as_it_was(config: RunConfig, tm
     assert {path: path.read_text() for path in kept} == kept
 
     found, before = job._open(run.root, other, True)
-    with pytest.raises(UserError), job._recorded(found, before) as begin:
-        begin()
+    with pytest.raises(UserError), job._recorded(found, before) as record:
+        record.begin()
         assert not run.end.exists() and not run.trained.exists()
         raise UserError("a role died")
     assert "a role died" in run.end.read_text()

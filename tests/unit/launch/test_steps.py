@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -94,10 +95,23 @@ def test_checks_run_once_per_node() -> None:
     assert sandbox[-4:] == plan.sandbox_check_here(RUN)[-4:] == ["-m", "hpcrl.run.check", "--run-dir", "/shared/runs/r"]
 
 
-def test_a_sweep_removes_this_runs_weights_only() -> None:
-    argv = plan.memory_sweep(RUN, config())
-    assert "--het-group=1" in argv
-    assert argv[-3:] == ['rm -rf /dev/shm/hpcrl-"$1"-*.weights /dev/shm/hpcrl-"$1"-*.adapters', "sh", "r"]
+def test_the_end_of_an_inference_rank_removes_this_runs_weights_only(tmp_path: Path) -> None:
+    mine, other = RunDir(tmp_path / "my run's"), RunDir(tmp_path / "my")
+    names = [f"hpcrl-{run.run_id}-replica{index}" for run in (mine, other) for index in ("0-0.weights", "1.adapters")]
+    for name in names:
+        (tmp_path / name).touch()
+    [script] = [text for path, text in plan.task_epilogs(mine).items() if path.parent.name == "inference"]
+    subprocess.run(["sh", "-c", script.replace("/dev/shm/", f"{tmp_path}/")], check=True)
+    assert [name for name in names if (tmp_path / name).exists()] == names[2:]
+
+
+def test_every_epilog_is_written_before_it_is_named() -> None:
+    steps = plan.slurm_steps(RUN, config(), JOB)
+    trainer, inference = split(by_name(steps)["mpi"].argv)
+    others = [step.argv for step in steps if step.name != "mpi"]
+    named = [part.removeprefix("--task-epilog=") for argv in (inference, *others) for part in argv if "epilog" in part]
+    assert named == [str(path) for path in plan.task_epilogs(RUN)]
+    assert not [part for part in trainer if "epilog" in part]
 
 
 def test_the_coordinator_listens_on_the_given_address() -> None:

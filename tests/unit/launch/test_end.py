@@ -1,0 +1,72 @@
+"""How a run's end gets on disk."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hpcrl.errors import RunError
+from hpcrl.launch import job
+from hpcrl.launch.steps import Step
+from hpcrl.protocol.rundir import RunDir
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    found = RunDir(tmp_path / "run")
+    found.create()
+    return found
+
+
+def end(run: RunDir) -> tuple[str, str]:
+    content = json.loads(run.end.read_text())
+    return content["state"], content["reason"]
+
+
+class Children:
+    """Stands in for the Watcher: the coordinator announces itself, or never does; a signal comes at a chosen moment."""
+
+    def __init__(self, run: RunDir, signals: list[int], *, while_starting: bool) -> None:
+        self._run, self._signals, self._while_starting = run, signals, while_starting
+
+    def start(self, step: Step) -> Any:
+        if self._while_starting:
+            self._signals.append(signal.SIGTERM)
+        else:
+            self._run.announce("coordinator", "http://127.0.0.1:9")
+        return SimpleNamespace(process=SimpleNamespace(poll=lambda: None))
+
+    def wait(self, interrupted: Callable[[], str]) -> str:
+        self._signals.append(signal.SIGTERM)
+        assert interrupted()
+        return "mpi ended with exit code 143"  # Slurm ends the steps at the same moment
+
+
+@pytest.mark.parametrize("while_starting", [True, False])
+def test_a_cancelled_run_records_its_end_before_it_asks_anybody(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, while_starting: bool
+) -> None:
+    """The coordinator may be gone or busy, and Slurm kills the launcher a few seconds after the signal."""
+    when_asked: list[tuple[str, str]] = []
+    monkeypatch.setattr(job, "_finish", lambda run, *_: when_asked.append(end(run)))
+    monkeypatch.setattr(job, "_report", lambda _: None)
+    signals: list[int] = []
+    step = Step("coordinator", ["true"], run.logs("coordinator") / "log")
+    with pytest.raises(RunError), job._recorded(run, None) as record:
+        job._drive(run, Children(run, signals, while_starting=while_starting), signals, record, step, [])  # type: ignore[arg-type]
+    assert end(run) == ("cancelled", "stopped by SIGTERM")
+    assert when_asked == ([] if while_starting else [("cancelled", "stopped by SIGTERM")])
+
+
+def test_the_first_word_about_the_end_counts(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "_report", lambda _: None)
+    with pytest.raises(RunError), job._recorded(run, None) as record:
+        record.end("cancelled", "first")
+        raise RunError("second")
+    assert end(run) == ("cancelled", "first")
