@@ -235,9 +235,9 @@ class VllmServer:
     async def stop(self) -> None:
         """End the child and all its processes. May be called at any time, more than once."""
         self._serving = False
-        if self._http is not None:
-            await self._http.close()
-            self._http = None
+        http, self._http = self._http, None  # first: a call must not meet a closed session
+        if http is not None:
+            await http.close()
         if self._child is not None:
             await self._child.stop()
 
