@@ -7,6 +7,7 @@
 
 Every pause clears KV and prefix cache: nothing computed with the old weights is reused. What generates meanwhile is, by
 ``weights.pin``, aborted (trajectory), awaited (turn), or frozen and continued with its KV computed anew (token).
+Adapters pause nothing: ``load_adapter`` and ``drop_adapter`` work beside the generations of the others.
 """
 
 from __future__ import annotations
