@@ -298,9 +298,10 @@ def check_what_adapters_left(run: RunDir) -> None:
     for manifest in manifests:
         assert {entry.name for entry in manifest.tensors} == adapter.keys()
         assert nbytes <= manifest.nbytes < nbytes + 64 * len(adapter)
-    assert nbytes < sum(tensor.nbytes for tensor in base.values()) / 4
+    whole = sum(tensor.nbytes for tensor in base.values())
+    assert nbytes < whole / 4
     checkpoint = sum(path.stat().st_size for path in (run.checkpoints / "1.3").glob("*.distcp"))
-    assert checkpoint < 4 * nbytes  # the adapter, Adam's two moments, and little else
+    assert nbytes * 3 < checkpoint < whole / 2  # the adapter and Adam's two moments; the frozen weights alone are more
     for name, weight in base.items():
         a, b = (adapter.get(f"base_model.model.{name.removesuffix('.weight')}.lora_{m}.weight") for m in "AB")
         expected = weight if a is None or b is None else weight + 2.0 * (b @ a)

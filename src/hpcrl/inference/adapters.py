@@ -114,10 +114,11 @@ class Adapters(Servers):
         return Flipped(staged.version, load_s, load_s)
 
     async def _drop(self, version: str) -> None:
-        """Generations with it end by themselves: each has its time limit."""
+        """No call begins with it from here on; generations with it end by themselves, as each has its time limit."""
+        del self._held[version]
         while self._generating[version]:
             await asyncio.sleep(_POLL_S)
-        del self._held[version], self._generating[version]
+        del self._generating[version]
         try:
             await self._servers[0].drop_adapter(version)
         except InfraError:

@@ -64,7 +64,8 @@ class Loopback:
                 # Some of vLLM's routes answer with nothing, the adapters' ones with a sentence.
                 return json.loads(answer) if response.content_type == "application/json" else {}
         except aiohttp.ServerDisconnectedError as error:
-            if attempts > 1:  # uvicorn drops a kept connection after an answer 500: that says nothing about this call
+            # uvicorn drops a kept connection after an answer 500: that says nothing about this call.
+            if attempts > 1 and not self._session.closed:
                 return await self._call(method, path, body, timeout_s, attempts - 1)
             raise InfraError("engine_unreachable", f"no answer from vLLM to {path}: {error}") from error
         except (aiohttp.ClientError, ConnectionError) as error:

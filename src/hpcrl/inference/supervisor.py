@@ -7,6 +7,7 @@
 
 Every pause clears KV and prefix cache: nothing computed with the old weights is reused. What generates meanwhile is, by
 ``weights.pin``, aborted (trajectory), awaited (turn), or frozen and continued with its KV computed anew (token).
+Adapters pause nothing: ``load_adapter`` and ``drop_adapter`` work beside the generations of the others.
 """
 
 from __future__ import annotations
@@ -255,9 +256,9 @@ class VllmServer:
     async def stop(self) -> None:
         """End the child and all its processes. May be called at any time, more than once."""
         self._serving = False
-        if self._http is not None:
-            await self._http.close()
-            self._http = None
+        http, self._http = self._http, None  # first: a call must not meet a closed session
+        if http is not None:
+            await http.close()
         if self._child is not None:
             await self._child.stop()
         if self._port is not None:

@@ -87,11 +87,10 @@ def _adapted(model: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
 
 def adapter_tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
     """The adapter's parameters by PEFT's names: what is published."""
-    return [
-        (peft_name(name, matrix), tensor)
-        for name, layer in _adapted(model)
-        for matrix, tensor in (("A", layer.lora_A), ("B", layer.lora_B))
-    ]
+    found: list[tuple[str, torch.Tensor]] = []
+    for name, layer in _adapted(model):
+        found += [(peft_name(name, "A"), layer.lora_A), (peft_name(name, "B"), layer.lora_B)]
+    return found
 
 
 def merged_state(model: nn.Module) -> dict[str, torch.Tensor]:

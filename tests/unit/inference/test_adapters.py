@@ -204,13 +204,13 @@ def test_an_adapter_is_not_taken_from_a_generation(tmp_path: Path, monkeypatch: 
         flip = asyncio.create_task(b.flip("0.2"))
         for _ in range(20):
             await asyncio.sleep(0)
-        assert b.held == ["0.0", "0.1"]
+        assert (b.servers[0].held, b.version_for("0.0")) == (["0.0", "0.1"], None)
         given_up.cancel()
         b.servers[0].answers.set()
         await ends
         for _ in range(20):
             await asyncio.sleep(0)
-        assert b.held == ["0.0", "0.1"]  # vLLM has not yet noticed that nobody waits for the other answer
+        assert b.servers[0].held == ["0.0", "0.1"]  # vLLM has not yet noticed that nobody waits for the other answer
         await flip
         assert b.held == ["0.1", "0.2"]
 
