@@ -37,6 +37,8 @@ class ModelSection(Section):
     """Directory of the start weights: config.json, safetensors, tokenizer with chat template."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of the trainer's weights, of what travels, and of what is served."""
+    tool_calls: Literal["auto", "hermes", "llama3", "mistral"] = "auto"
+    """How the model writes tool calls (see inference/toolcalls.py); auto: by the marks in its chat template."""
 
 
 class TasksSection(Section):
