@@ -40,10 +40,11 @@ class HFTokenizer:
         """The template's text. Raises UserError when the template refuses the messages."""
         from jinja2 import TemplateError
 
+        offered: list[Any] | None = tools
         try:
             return str(
                 self._tokenizer.apply_chat_template(
-                    messages, tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
+                    messages, tools=offered, tokenize=False, add_generation_prompt=add_generation_prompt
                 )
             )
         except (TemplateError, TypeError, KeyError, ValueError, AttributeError, IndexError, RecursionError) as error:

@@ -21,11 +21,10 @@ from typing import Any
 
 from hpcrl.errors import ConfigError
 from hpcrl.inference.messages import strict_json
-from hpcrl.protocol.record import CalledTool
+from hpcrl.protocol.record import MALFORMED_TOOL_CALL, CalledTool
 
-__all__ = ["FAMILIES", "MALFORMED", "Parsed", "family_of", "parse_reply"]
+__all__ = ["FAMILIES", "Parsed", "family_of", "parse_reply"]
 
-MALFORMED = "malformed_tool_call"
 _THOUGHT_END = "</think>"
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
 _MISTRAL = "[TOOL_CALLS]"
@@ -98,7 +97,7 @@ def _llama3(text: str) -> tuple[str, list[_Found]]:
         try:
             _, end = _DECODER.raw_decode(body, at)
         except (ValueError, RecursionError):
-            return "", [*found, _Found(MALFORMED, body[at:])]
+            return "", [*found, _Found(MALFORMED_TOOL_CALL, body[at:])]
         found.append(_read(body[at:end]))
         at = end
         while at < len(body) and body[at] in "; \n\t\r":
@@ -119,7 +118,7 @@ def _mistral(text: str) -> tuple[str, list[_Found]]:
         except ValueError:
             values = None
         if not isinstance(values, list) or not values:
-            found.append(_Found(MALFORMED, part.strip()))
+            found.append(_Found(MALFORMED_TOOL_CALL, part.strip()))
             continue
         found += [_entry(value) for value in values]
     return content, found
@@ -129,14 +128,14 @@ def _read(text: str) -> _Found:
     try:
         value = strict_json(text.strip())
     except ValueError:
-        return _Found(MALFORMED, text.strip())
+        return _Found(MALFORMED_TOOL_CALL, text.strip())
     return _entry(value, text.strip())
 
 
 def _entry(value: Any, text: str | None = None) -> _Found:
     written = json.dumps(value, ensure_ascii=False) if text is None else text
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
-        return _Found(MALFORMED, written)
+        return _Found(MALFORMED_TOOL_CALL, written)
     arguments = value.get("arguments", value.get("parameters", {}))
     given = value.get("id")
     call_id = given if isinstance(given, str) and _MISTRAL_ID.fullmatch(given) else ""

@@ -12,7 +12,16 @@ from pydantic import Field
 
 from hpcrl.protocol.messages import Message, Sampling
 
-__all__ = ["AttemptRecord", "CalledTool", "Ending", "Opens", "RecordRequest", "RequestRecord", "VersionSpan"]
+__all__ = [
+    "MALFORMED_TOOL_CALL",
+    "AttemptRecord",
+    "CalledTool",
+    "Ending",
+    "Opens",
+    "RecordRequest",
+    "RequestRecord",
+    "VersionSpan",
+]
 
 Ending = Literal[
     "stop",
@@ -38,6 +47,10 @@ class VersionSpan(Message):
     start: int
     end: int
     version: str
+
+
+MALFORMED_TOOL_CALL = "malformed_tool_call"
+"""The name under which a tool call that cannot be read is handed to the harness, with what was written as its arguments."""
 
 
 class CalledTool(Message):

@@ -52,8 +52,10 @@ SPECIALS = {
     "qwen3": ["<|im_start|>", "<|im_end|>", "<|endoftext|>"],
     "smollm2": ["<|im_start|>", "<|im_end|>"],
     "llama3": ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|python_tag|>"],
-    "mistral": ["<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"]
-    + ["[TOOL_RESULTS]", "[/TOOL_RESULTS]"],
+    "mistral": [
+        *("<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]"),
+        *("[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
+    ],
 }
 ENDS = {"qwen3": "<|im_end|>", "smollm2": "<|im_end|>", "llama3": "<|eot_id|>", "mistral": "</s>"}
 FAMILIES = {"qwen3": "hermes", "llama3": "llama3", "mistral": "mistral"}

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from hpcrl.errors import ConfigError
-from hpcrl.inference.toolcalls import MALFORMED, family_of, parse_reply
+from hpcrl.inference.toolcalls import family_of, parse_reply
+from hpcrl.protocol.record import MALFORMED_TOOL_CALL as MALFORMED
 
 
 def calls(family: str, text: str) -> list[tuple[str, str]]:
