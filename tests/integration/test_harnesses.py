@@ -1,4 +1,4 @@
-"""Harnesses against the real proxy over HTTP, with commands run by a real shell; only the engine is scripted. None of them is patched."""
+"""Harnesses, unmodified, against the real proxy over HTTP, with commands run by a real shell; only the engine is scripted."""
 
 from __future__ import annotations
 

@@ -44,11 +44,9 @@ def test_parallel_calls_are_run_in_order_and_answered_one_by_one() -> None:
             return Result(f"{len(ran)}\n", exit_code=len(ran) - 1)
 
     class Model:
-        replies = [
-            reply(
-                call("bash", {"command": "a"}, "c1"), call("nope", {}, "c2"), call("read_file", {"path": "b c"}, "c3")
-            )
-        ]
+        def __init__(self) -> None:
+            calls = (("bash", {"command": "a"}), ("nope", {}), ("read_file", {"path": "b c"}))
+            self.replies = [reply(*(call(name, given, f"c{at + 1}") for at, (name, given) in enumerate(calls)))]
 
         async def complete(self, messages: Any, timeout_s: float) -> Reply:
             self.shown = list(messages)
