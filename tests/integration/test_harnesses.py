@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import shutil
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ from hpcrl.run.attempts import fetch_record
 from hpcrl.trajectory import from_record
 
 SECRET, VERSION = "s", "0.1"
-AGENT = Path(__file__).parents[2] / "configs" / "agents" / "curl-agent.sh"
+AGENTS = Path(__file__).parents[2] / "configs" / "agents"
 CONFIG = RunConfig(
     model=ModelSection(path="m"),
     tasks=TasksSection(train="t"),
@@ -181,7 +182,12 @@ def test_an_agent_in_bash_and_curl(tmp_path: Path) -> None:
     async def scenario(place: Place) -> None:
         shell = RealShell(tmp_path)
         outcome = await run_program(
-            [str(AGENT)], 'Fix "it".\n', shell, limits(), base_url=place.base_url, api_key=place.api_key
+            [str(AGENTS / "curl-agent.sh")],
+            'Fix "it".\n',
+            shell,
+            limits(),
+            base_url=place.base_url,
+            api_key=place.api_key,
         )
         assert outcome.problem is None
         assert shell.ran == ["cat sol.py", 'echo "right é" > sol.py']
@@ -190,6 +196,33 @@ def test_an_agent_in_bash_and_curl(tmp_path: Path) -> None:
         assert record.segments == [0] and len(record.requests) == 3
         assert record.messages[0]["content"] == 'Fix "it".\n'
         assert record.messages[2]["content"] == 'say("é\t\\n")\n'
+
+    run(replies, scenario)
+
+
+@pytest.mark.timeout(900)
+def test_mini_swe_agent(tmp_path: Path) -> None:
+    """Starts in the time that litellm needs to be imported: seconds, or minutes on a busy machine."""
+    pytest.importorskip("minisweagent")
+    (tmp_path / "sol.py").write_text("wrong\n")
+    replies = [
+        "THOUGHT: look.\n" + call("bash", '{"command": "cat sol.py"}'),
+        "no tool call",
+        call("bash", '{"command": "echo right > sol.py"}'),
+        call("bash", '{"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"}'),
+    ]
+
+    async def scenario(place: Place) -> None:
+        shell = RealShell(tmp_path)
+        argv = [sys.executable, str(AGENTS / "mini-swe-agent.py")]
+        patient = Limits(max_turns=8, command_timeout_s=60, call_timeout_s=60, deadline=time.time() + 800)
+        outcome = await run_program(argv, "Fix it.\n", shell, patient, base_url=place.base_url, api_key=place.api_key)
+        assert outcome.problem is None
+        assert shell.ran[:2] == ["cat sol.py", "echo right > sol.py"] and len(shell.ran) == 3
+        assert (tmp_path / "sol.py").read_text() == "right\n"
+        record = await place.trained()
+        assert [request.ending for request in record.requests] == ["tool_calls", "stop", "tool_calls", "tool_calls"]
+        assert place.engine.replies == []
 
     run(replies, scenario)
 

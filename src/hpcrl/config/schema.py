@@ -122,6 +122,17 @@ class EvalSection(Section):
     """Rollouts per held-out task."""
 
 
+_FIXED_ARGS = {
+    "--logprobs-mode": "recorded logprobs must be those of the distribution that was sampled, which the trainer computes too",
+    "--generation-config": "a model's own defaults (top_p, top_k, penalties) would change sampling behind the trainer's back",
+    "--override-generation-config": "it would change sampling behind the trainer's back",
+    "--logits-processors": "they would change sampling behind the trainer's back",
+    "--served-model-name": "the proxy answers under one name",
+    "--max-model-len": "it is rollout.context_tokens",
+}
+"""vLLM arguments that would make recorded logprobs other than the trainer's, or that another key sets → why."""
+
+
 class InferenceSection(Section):
     replicas: Positive = 1
     """vLLM servers; each is one MPI rank with its proxy."""
@@ -142,6 +153,15 @@ class InferenceSection(Section):
     """One generation, queueing included."""
     extra_args: list[str] = []
     """More arguments for the vLLM server, as on its command line."""
+
+    @field_validator("extra_args")
+    @classmethod
+    def _sampling_is_ours(cls, arguments: list[str]) -> list[str]:
+        for argument in arguments:
+            name = argument.partition("=")[0].replace("_", "-")
+            if name in _FIXED_ARGS:
+                raise ValueError(f"{name} cannot be given: {_FIXED_ARGS[name]}")
+        return arguments
 
 
 class WeightsSection(Section):

@@ -62,10 +62,11 @@ class Engine(Protocol):
 
 
 class ReplyTokenizer(ChatTokenizer, Protocol):
-    """A chat tokenizer that also knows where replies end, and its own chat template."""
+    """A chat tokenizer that also knows where replies end, its own chat template, and how many ids there are."""
 
     end_ids: frozenset[int]
     template: str
+    vocabulary: int
 
     def content(self, token_ids: list[int]) -> str:
         """Readable text of a reply."""
@@ -280,12 +281,14 @@ class Calls:
         return {**message, "content": within(message["content"], self._config.sandbox.output_bytes)}
 
     def _decode(self, token_ids: list[int]) -> str:
-        try:
-            return self._tokenizer.decode(token_ids)
-        except (OverflowError, ValueError, KeyError, IndexError) as error:
+        highest = max(token_ids)
+        if highest >= self._tokenizer.vocabulary:
             raise ApiError(
-                400, "invalid_value", f"prompt holds ids that are no tokens of the model: {error}"
-            ) from error
+                400,
+                "invalid_value",
+                f"prompt holds {highest}, but the model's ids end at {self._tokenizer.vocabulary - 1}",
+            )
+        return self._tokenizer.decode(token_ids)
 
     def _fail(self, session: Session, call: Call, ending: Ending) -> None:
         """End a call that has not ended yet."""

@@ -26,6 +26,7 @@ class HFTokenizer:
         chat_template = self._tokenizer.chat_template
         named = chat_template if isinstance(chat_template, dict) else {"default": chat_template}
         self.template = "\n".join(named.values())
+        self.vocabulary = len(self._tokenizer)
         # The Rust tokenizer itself: a tenth of the wrapper's time per call.
         self._fast = getattr(self._tokenizer, "backend_tokenizer", None)
         if self._fast is not None:

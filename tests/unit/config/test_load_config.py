@@ -136,6 +136,14 @@ def test_a_missing_or_binary_file(tmp_path: Path) -> None:
         (["rollout.max_tokens=64", "rollout.context_tokens=64"], r"rollout\.max_tokens must be smaller"),
         (["harness.examples=[{role: assistant, content: x}]"], r"harness\.examples: .*message 1 is from 'assistant'"),
         (["harness.examples=[{role: user, content: x}]"], r"harness\.examples: .*end with the assistant's answer"),
+        (['inference.extra_args=["--logprobs_mode=raw_logprobs"]'], "--logprobs-mode cannot be given"),
+        (
+            ['inference.extra_args=["--override-generation-config", "{}"]'],
+            "--override-generation-config cannot be given",
+        ),
+        (["harness.kind=command"], "kind: command needs a program"),
+        (['harness.command=["agent"]'], "the others take none"),
+        (["harness.kind=command", 'harness.command=["agent"]', "harness.system_prompt=x"], "a program has its own"),
     ],
 )
 def test_keys_that_contradict_each_other(file: Path, overrides: list[str], message: str) -> None:

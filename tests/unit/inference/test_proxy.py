@@ -404,6 +404,7 @@ def test_text_completions_continue_what_they_begin_with() -> None:
         await b.post("completions", {"prompt": "once ab and"})
         ids = [*map(ord, "once ab andab"), 7]
         await b.post("completions", {"prompt": ids})
+        assert code(await b.post("completions", {"prompt": [1 << 30]})) == (400, "invalid_value")
         await b.post("completions", {"prompt": "twice"})
         record = await b.record()
         assert [request.opens for request in record.requests] == ["first", None, None, "history"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from typing import Any
 
 START, END, OTHER_END = 100001, 100002, 100003
@@ -19,6 +20,7 @@ class ToyTokenizer:
         self.end = END
         self.end_ids = frozenset({END, OTHER_END})
         self.template = "<tool_call>"
+        self.vocabulary = sys.maxunicode + 1
         self.renders = 0
 
     def render(
