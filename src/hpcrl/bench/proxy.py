@@ -6,7 +6,7 @@
     long ones      50 turns, 8,000 tokens; a turn's ids again, straight to vLLM             latency_ratio_turn50
     the proxy      20,000 requests of 400 attempts over an engine that answers at once      rss_growth, after a quarter of them
 
-The proxy, vLLM and the load are three processes, as in a run. The random-weight start is the quickstart's model with more positions.
+The proxy, vLLM and the load are three processes, as in a run. The model is the quickstart's with more positions.
 """
 
 from __future__ import annotations
@@ -101,11 +101,11 @@ async def _measure(quick: bool, say: Say) -> dict[str, float | None]:
         async with _served(folder, stub=False) as load:
             say("vLLM and the proxy serve")
             numbers: dict[str, float | None] = {}
-            numbers |= await _one_stream(load, 20 if quick else 300)
-            numbers["throughput_ratio_32"] = await _throughput(load, 2 if quick else 12)
+            numbers |= await _one_stream(load, 5 if quick else 300)
+            numbers["throughput_ratio_32"] = await _throughput(load, 1 if quick else 12)
             say(f"calls: {numbers}")
             numbers["prefix_hit_turn10"] = await _prefix_hits(load)
-            numbers["latency_ratio_turn50"] = await _long_dialogues(load, 1 if quick else 8)
+            numbers["latency_ratio_turn50"] = await _long_dialogues(load, *((1, 5) if quick else (8, 50)))
         say("the proxy alone")
         async with _served(folder, stub=True) as load:
             numbers["rss_growth"] = await _memory(load, 400 if quick else 20_000)
@@ -224,14 +224,14 @@ async def _prefix_hits(load: _Load) -> float:
     return (after[1] - before[1]) / (after[0] - before[0])
 
 
-async def _long_dialogues(load: _Load, dialogues: int) -> float:
-    """What the proxy adds to turn 50, over what it adds to turn 1: each against the same ids straight to vLLM, whose cache is warm."""
+async def _long_dialogues(load: _Load, dialogues: int, turns: int) -> float:
+    """What the proxy adds to the last turn, over what it adds to the first; both against the same ids straight to vLLM, cache warm."""
     first, last = [], []
     for number in range(dialogues):
         attempt = f"long-{number}"
-        took = await _talk(load, attempt, 50, _TURN_BYTES)
+        took = await _talk(load, attempt, turns, _TURN_BYTES)
         record = await load.record(attempt)
-        for turn, added in ((0, first), (49, last)):
+        for turn, added in ((0, first), (turns - 1, last)):
             prompt = record.token_ids[: record.requests[turn].start]
             direct = min([(await load.direct(prompt, turn, 8))[1] for _ in range(3)])
             added.append(took[turn] - direct)
