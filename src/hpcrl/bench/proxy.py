@@ -226,7 +226,8 @@ async def _prefix_hits(load: _Load) -> float:
 
 async def _long_dialogues(load: _Load, dialogues: int, turns: int) -> float:
     """What the proxy adds to the last turn, over what it adds to the first; both against the same ids straight to vLLM, cache warm."""
-    first, last = [], []
+    first: list[float] = []
+    last: list[float] = []
     for number in range(dialogues):
         attempt = f"long-{number}"
         took = await _talk(load, attempt, turns, _TURN_BYTES)

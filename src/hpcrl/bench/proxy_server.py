@@ -12,6 +12,7 @@ import contextlib
 import json
 import signal
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +47,16 @@ class _Stub:
         return Generated(ids, [-0.1] * len(ids), "stop", [TokenSpan(0, len(ids), VERSION)])
 
 
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
 async def _serve_stub(config: RunConfig, stopped: asyncio.Event) -> None:
     proxy = Proxy(config, SECRET, REPLICA, _Stub(), HFTokenizer(Path(config.model.path)))
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
-    server = uvicorn.Server(
-        uvicorn.Config(proxy.app, log_level="warning", access_log=False, lifespan="off", http="httptools")
-    )
-    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
+    server = _Server(uvicorn.Config(proxy.app, log_level="warning", access_log=False, lifespan="off", http="httptools"))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     print(json.dumps({"proxy": f"http://127.0.0.1:{listener.getsockname()[1]}/v1", "engine": None}), flush=True)
     await stopped.wait()
