@@ -121,7 +121,7 @@ def test_refusals_name_the_cause(loop: Loop, served: tuple[Replica, str]) -> Non
             await Client(url, "a", replica="r1").chat(question),
             await Client(url, "a").chat(question, temperature=0.5),
             await Client(url, "a").chat(question, top_k=5),
-            await Client(url, "a").chat(question, stream=True),
+            await Client(url, "a").chat(question, tool_choice="required"),
             await Client(url, "a").chat([{"role": "user", "content": "x" * 600}]),
             await Client(url, "a").post("/v1/chat/completions", {"messages": question}, key="sk-wrong.key"),
             await Client(url, "a").post("/side/record", {"attempt_id": "a"}),

@@ -230,7 +230,7 @@ def test_policy_failures_are_scored_and_verifier_crashes_are_not(tmp_path: Path)
             assert by_rollout["r0"][0].reward == 0.0 and by_rollout["r0"][1].policy_failure == "disk_limit"
             assert by_rollout["r1"][0].reward == 0.0
             assert by_rollout["r2"][0].reward == 1.0 and by_rollout["r2"][0].attempt_id.endswith("-a1")
-            assert by_rollout["r3"][0].reward == 1.0 and by_rollout["r3"][1].policy_failure == "context_exceeded"
+            assert by_rollout["r3"][0].reward == 1.0 and by_rollout["r3"][1].policy_failure == "truncated"
         assert run.status().failures["infra:no_reward"] >= 2
 
 

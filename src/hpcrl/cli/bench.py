@@ -22,6 +22,7 @@ BENCHES = {
         "hpcrl.bench.coordinator",
         "Rollouts per second through the coordinator, its memory and its restart.",
     ),
+    "proxy": ("hpcrl.bench.proxy", "Model calls through the recording proxy, against the same calls straight to vLLM."),
     "trajectory": ("hpcrl.bench.trajectory", "Writing and reading shards, against raw h5py and JSON Lines."),
 }
 """Name → module, help."""

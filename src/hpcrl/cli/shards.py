@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from hpcrl.cli.errors import new_file, report_errors
+from hpcrl.config import load_config
 from hpcrl.errors import DataError, RunError, UserError
+from hpcrl.protocol.rundir import publish_text
+from hpcrl.report.tokens import Heading, cells, colour, render_page
 from hpcrl.trajectory.reader import ShardReader
 from hpcrl.trajectory.schema import Trajectory
 
@@ -49,11 +52,15 @@ def list_shards(place: Place) -> None:
 def show(
     place: Place,
     attempt: Annotated[str, typer.Argument(help="attempt_id, for example g000012-r3-a0.")],
+    html: Annotated[Path | None, typer.Option(help="Write a page to this file instead of printing.")] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="Model directory with the tokenizer; default: the run's own model.path.")
+    ] = None,
 ) -> None:
-    """The dialogue of one attempt as the model saw it: trained spans, their versions and mean logprobs."""
+    """One attempt token by token, as the model saw it: token boundaries, what is trained, versions, logprobs as colours."""
     for path, row, trajectory in _trajectories(place):
         if trajectory.attempt_id == attempt:
-            _show(path, row, trajectory)
+            _show(path, row, trajectory, _pieces(place, model), html)
             return
     raise UserError(f"no attempt {attempt} in {place}; hpcrl shards ls {place} lists them")
 
@@ -119,19 +126,43 @@ def _versions(trajectory: Trajectory) -> str:
     return str(oldest) if oldest == newest else f"{oldest}…{newest}"
 
 
-def _show(path: Path, row: int, trajectory: Trajectory) -> None:
-    console = Console()
-    console.print(
-        f"[bold]{trajectory.attempt_id}[/] task {trajectory.task_id} · reward {trajectory.reward:g} · {path.name} row {row}\n"
-        f"{trajectory.tokens} tokens, {trajectory.trained_tokens} trained, {len(trajectory.segments)} segment(s), "
+def _pieces(place: Path, model: Path | None) -> Callable[[int], str]:
+    """Token → text by the model's tokenizer.json; numbers when there is none to be found."""
+    if model is None:
+        run = next((folder for folder in (place, *place.parents) if (folder / "config.resolved.yaml").is_file()), None)
+        model = None if run is None else Path(load_config(run / "config.resolved.yaml").model.path)
+    file = None if model is None else model / "tokenizer.json"
+    if file is None or not file.is_file():
+        return lambda token_id: f"{token_id} "
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(file))
+    return lambda token_id: tokenizer.decode([token_id], skip_special_tokens=False)
+
+
+def _show(path: Path, row: int, trajectory: Trajectory, piece: Callable[[int], str], html: Path | None) -> None:
+    title = f"{trajectory.attempt_id} task {trajectory.task_id}"
+    about = (
+        f"reward {trajectory.reward:g} · {path.name} row {row} · {trajectory.tokens} tokens, {trajectory.trained_tokens} trained, "
+        f"{len(trajectory.segments)} segment(s) · {trajectory.policy_failure or trajectory.ending} · "
         f"environment {trajectory.environment_version[:16]}, verifier {trajectory.verifier_version[:16]}"
     )
-    for message in trajectory.messages:
-        console.rule(str(message.get("role", "?")), align="left")
-        console.print(Text(str(message.get("content") or "")))
-    console.rule("sampled spans", align="left")
-    for start, end, lineage, step in trajectory.spans.tolist():
-        mean = float(trajectory.logprobs[start:end].mean())
-        console.print(f"tokens [{start}, {end}) version {lineage}.{step}, mean logprob {mean:.4f}")
+    found = cells(trajectory, piece)
+    if html is not None:
+        publish_text(html, render_page(title, about, found))
+        print(html)
+        return
+    console = Console(highlight=False)
+    console.print(Text(title, style="bold"), Text(about), sep="\n")
+    line = Text()
+    for one in found:
+        if isinstance(one, Heading):
+            console.print(line)
+            console.rule(one.text, align="left")
+            line = Text()
+        else:
+            style = "grey50" if one.logprob is None else colour(one.logprob) + (" underline" if one.trained else "")
+            line.append(one.text, style).append("│", "grey30")
+    console.print(line)
     timings = ", ".join(f"{name} {seconds:.3f}" for name, seconds in trajectory.timings.items())
     console.print(f"seconds: {timings}")

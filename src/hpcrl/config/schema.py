@@ -66,6 +66,8 @@ class ModelSection(Section):
     """Directory of the start weights: config.json, safetensors, tokenizer with chat template."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of the trainer's weights, of what travels, and of what is served."""
+    tool_calls: Literal["auto", "hermes", "llama3", "mistral"] = "auto"
+    """How the model writes tool calls (see inference/toolcalls.py); auto: by the marks in its chat template."""
 
 
 class TasksSection(Section):
@@ -225,6 +227,12 @@ class Message(Section):
 
 
 class HarnessSection(Section):
+    kind: Literal["bash", "tools", "command"] = "bash"
+    """Who acts: `bash`, one command per turn in a fenced block; `tools`, OpenAI tool calls (bash, read_file, write_file; the chat
+    template must know tools); `command`, any program that speaks OpenAI's API (see `command`)."""
+    command: list[str] = []
+    """For `kind: command`: the program and its arguments. It is run on the worker, with OPENAI_BASE_URL and OPENAI_API_KEY, the task's
+    instruction in the file $HPCRL_INSTRUCTION, and `$HPCRL_EXEC 'COMMAND'` to run a command in the attempt's sandbox."""
     system_prompt: Text | None = None
     """First message of every attempt; tells an instruct model how to act (one fenced bash block per turn). None: there is none."""
     examples: list[Message] = []
@@ -232,6 +240,19 @@ class HarnessSection(Section):
     never trained on; it counts against `rollout.context_tokens`."""
     show_exit_code: bool = False
     """Append a command's exit code to its output when it is not 0."""
+
+    @model_validator(mode="after")
+    def _has_a_program(self) -> HarnessSection:
+        if (self.kind == "command") != bool(self.command):
+            raise ValueError(
+                f"harness.kind is {self.kind} and harness.command is {self.command}: kind: command needs a program, "
+                "the others take none"
+            )
+        if self.kind == "command" and (self.system_prompt is not None or self.examples):
+            raise ValueError(
+                "harness.system_prompt and harness.examples are for kind: bash and tools; a program has its own"
+            )
+        return self
 
     @field_validator("examples")
     @classmethod

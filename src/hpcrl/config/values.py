@@ -76,13 +76,15 @@ _OWN = {
     "--gpu-memory-utilization": "inference.gpu_memory_utilization",
     "--kv-cache-memory-bytes": "inference.kv_cache_gib",
 }
-_FIXED = frozenset(
-    {
-        *("--host", "--port", "--uds", "--api-key", "--served-model-name"),
-        *("--generation-config", "--logprobs-mode", "--weight-transfer-config"),
-    }
-)
-"""How the replica reaches its server, and what makes recorded logprobs those of the distribution sampled from."""
+_SAMPLING = "sampling must be what the trainer computes, and recorded logprobs those of that distribution"
+_FIXED = {
+    **dict.fromkeys(("--host", "--port", "--uds", "--api-key", "--served-model-name"), "only the proxy talks to vLLM"),
+    "--weight-transfer-config": "versions come in hpcrl's own way",
+    **dict.fromkeys(
+        ("--generation-config", "--override-generation-config", "--logits-processors", "--logprobs-mode"), _SAMPLING
+    ),
+}
+"""What cannot be given → why."""
 
 
 def _vllm_arguments(arguments: list[str]) -> list[str]:
@@ -91,7 +93,7 @@ def _vllm_arguments(arguments: list[str]) -> list[str]:
         if name in _OWN:
             raise ValueError(f"{argument} is set by {_OWN[name]}; set that key")
         if name in _FIXED:
-            raise ValueError(f"{argument} is hpcrl's own and cannot be changed; leave it out")
+            raise ValueError(f"{name} is hpcrl's own and cannot be changed ({_FIXED[name]}); leave it out")
     return arguments
 
 

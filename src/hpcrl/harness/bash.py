@@ -11,37 +11,11 @@ Exit codes are not shown unless asked for: what the model sees is what the comma
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
 from hpcrl.harness.client import Reply
 from hpcrl.harness.parse import Command, NoCommand, SeveralCommands, parse_reply
+from hpcrl.harness.steps import Agent, Decision, End, Run, Say
 
-__all__ = ["Decision", "End", "Run", "Say", "decide", "observation"]
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Run ``command`` in the sandbox."""
-
-    command: str
-
-
-@dataclass(frozen=True, slots=True)
-class Say:
-    """Answer the model with ``text``; nothing is run."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """The attempt is over."""
-
-    ended: Literal["no_command", "length"]
-
-
-Decision = Run | Say | End
+__all__ = ["BASH", "decide", "observation"]
 
 
 def decide(reply: Reply) -> Decision:
@@ -50,9 +24,9 @@ def decide(reply: Reply) -> Decision:
         return End("length")
     match parse_reply(reply.text):
         case Command(text):
-            return Run(text)
+            return [Run(text)]
         case SeveralCommands(count):
-            return Say(f"Nothing was run: the reply has {count} bash blocks. Write exactly one.\n")
+            return [Say(f"Nothing was run: the reply has {count} bash blocks. Write exactly one.\n")]
         case NoCommand():
             return End("no_command")
 
@@ -68,3 +42,6 @@ def observation(output: str, exit_code: int, timed_out: bool, timeout_s: float, 
         return output
     newline = "" if not output or output.endswith("\n") else "\n"
     return output + newline + "\n".join(notes) + "\n"
+
+
+BASH = Agent(decide)

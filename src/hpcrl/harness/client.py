@@ -6,7 +6,7 @@ aiohttp, because a training step makes hundreds of small calls on few cores: 0.1
 
 What a failed call means for the attempt is decided here, once:
 
-    400 context_length_exceeded      ContextExceeded    the policy used up its context: the attempt ends, scored
+    400 context_length_exceeded      ContextExceeded    the policy used up its context: the attempt ends truncated, scored
     401, 403                         InfraError         model_key_refused
     409 stale_version                InfraError         stale_version: the replica moved on without this attempt
     other 4xx                        InfraError         model_request_refused (a bug or a wrong URL, not the policy's doing)
@@ -20,7 +20,7 @@ What a failed call means for the attempt is decided here, once:
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
@@ -28,9 +28,9 @@ import aiohttp
 
 from hpcrl.errors import InfraError, PolicyError
 
-__all__ = ["ChatClient", "ContextExceeded", "Message", "Model", "Reply"]
+__all__ = ["ChatClient", "ContextExceeded", "Message", "Model", "Reply", "ToolCall"]
 
-Message = dict[str, str]
+Message = dict[str, Any]
 """One chat message: ``{"role": "user", "content": "…"}``."""
 
 _CONTEXT_CODE = "context_length_exceeded"
@@ -40,7 +40,16 @@ class ContextExceeded(PolicyError):
     """The conversation no longer fits the model's context."""
 
     def __init__(self, message: str = "") -> None:
-        super().__init__("context_exceeded", message)
+        super().__init__("truncated", message)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One tool call of a reply; ``arguments`` is JSON text if the model wrote JSON."""
+
+    id: str
+    name: str
+    arguments: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +59,17 @@ class Reply:
     text: str
     finish_reason: str
     request_id: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+
+    def message(self) -> Message:
+        """The reply as it stands in the conversation."""
+        message: Message = {"role": "assistant", "content": self.text}
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in self.tool_calls
+            ]
+        return message
 
 
 class Model(Protocol):
@@ -64,17 +84,22 @@ class ChatClient:
     """One attempt's model: ``POST {base_url}/chat/completions`` with a bearer key. ``base_url`` ends in ``/v1``."""
 
     def __init__(
-        self, session: aiohttp.ClientSession, base_url: str, api_key: str, max_tokens: int, model: str = "policy"
+        self,
+        session: aiohttp.ClientSession,
+        base_url: str,
+        api_key: str,
+        max_tokens: int,
+        model: str = "policy",
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self._session = session
         self._url = base_url.rstrip("/") + "/chat/completions"
         self._headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
-        self._model = model
-        self._max_tokens = max_tokens
+        self._fixed = {"model": model, "max_tokens": max_tokens} | ({"tools": list(tools)} if tools else {})
 
     async def complete(self, messages: Sequence[Message], timeout_s: float) -> Reply:
         """One completion; cancelling drops the connection, which ends the generation. Raises ContextExceeded, InfraError."""
-        body = json.dumps({"model": self._model, "messages": list(messages), "max_tokens": self._max_tokens})
+        body = json.dumps({**self._fixed, "messages": list(messages)})
         try:
             async with self._session.post(
                 self._url, data=body, headers=self._headers, timeout=aiohttp.ClientTimeout(total=timeout_s)
@@ -116,11 +141,15 @@ def _read_reply(content: bytes) -> Reply:
         choice = body["choices"][0]
         text = choice["message"]["content"] or ""
         finish_reason = choice["finish_reason"]
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+        calls = tuple(
+            ToolCall(str(call["id"]), str(call["function"]["name"]), str(call["function"]["arguments"]))
+            for call in choice["message"].get("tool_calls") or ()
+        )
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise InfraError(
             "model_reply_invalid", f"not a chat completion: {content[:200].decode('utf-8', 'replace')}"
         ) from error
     if not isinstance(text, str) or finish_reason not in ("stop", "length", "tool_calls"):
         reason = "generation_aborted" if finish_reason == "abort" else "model_reply_invalid"
         raise InfraError(reason, f"finish_reason is {finish_reason!r}")
-    return Reply(text, finish_reason, str(body.get("id", "")))
+    return Reply(text, finish_reason, str(body.get("id", "")), calls)

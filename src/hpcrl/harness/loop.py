@@ -2,8 +2,8 @@
 
     ┌─► model.complete(messages) ─► decide ─► End                         → ended: no_command, length
     │                                 ├─► Run ─► sandbox.run(command) ─┐
-    │                                 └─► Say ────────────────────────┤
-    └──────────── turns left ◄── append the observation ◄─────────────┘     no turns left → ended: max_turns
+    │                                 └─► Say ────────────────────────┤     one step, or several in order
+    └──────────── turns left ◄── append the observations ◄────────────┘     no turns left → ended: max_turns
 
 Sequential within an attempt; a worker runs many attempts as asyncio tasks. Whoever awaits ``run_attempt`` may cancel it: the
 model call's connection is dropped and the sandbox is the caller's to stop.
@@ -21,12 +21,13 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from hpcrl.errors import InfraError, PolicyError
-from hpcrl.harness.bash import Decision, End, Run, Say, decide, observation
+from hpcrl.harness.bash import BASH, observation
 from hpcrl.harness.client import ContextExceeded, Message, Model
+from hpcrl.harness.steps import Agent, Decision, End, Run, Say
 
 __all__ = ["CommandOutput", "Ended", "Limits", "Outcome", "Shell", "run_attempt"]
 
-Ended = Literal["no_command", "length", "max_turns", "context_exceeded", "policy_failure"]
+Ended = Literal["no_command", "length", "max_turns", "truncated", "policy_failure", "program"]
 
 _LEAST_CALL_S = 0.05
 """Below this much remaining time a call or command cannot finish: the attempt's time counts as over."""
@@ -65,7 +66,8 @@ class Outcome:
     """How an attempt ended.
 
     ``policy_failure`` is a short reason when the agent caused the end (``sandbox_dead``, ``attempt_timeout``,
-    ``context_exceeded``), else None. ``request_ids`` names every completed model call in order; ``messages`` is the conversation.
+    ``truncated``), else None. ``request_ids`` names every completed model call in order; ``messages`` is the conversation (of a
+    built-in harness). ``problem`` is what a program said that ended with an error.
     """
 
     ended: Ended = "max_turns"
@@ -77,6 +79,7 @@ class Outcome:
     command_s: float = 0.0
     request_ids: list[str] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
+    problem: str | None = None
 
 
 async def run_attempt(
@@ -86,28 +89,30 @@ async def run_attempt(
     limits: Limits,
     now: Callable[[], float] = time.time,
     opening: Sequence[Message] = (),
+    agent: Agent = BASH,
 ) -> Outcome:
     """Run the agent to its end; ``opening`` are the messages before the instruction. Raises InfraError.
 
-    After the last turn's command there is no further model call.
+    ``model`` offers ``agent.tools``. After the last turn's command there is no further model call.
     """
     outcome = Outcome(messages=[*opening, {"role": "user", "content": instruction}])
     try:
         while outcome.turns < limits.max_turns:
-            decision = await _turn(outcome, model, limits, now)
+            decision = await _turn(outcome, model, agent, limits, now)
             if isinstance(decision, End):
                 outcome.ended = decision.ended
                 return outcome
-            text = decision.text if isinstance(decision, Say) else await _run(decision, outcome, shell, limits, now)
-            outcome.messages.append({"role": "user", "content": text})
+            for step in decision:
+                text = step.text if isinstance(step, Say) else await _run(step, outcome, shell, limits, now)
+                outcome.messages.append(_observed(text, step.call_id))
     except ContextExceeded as error:
-        outcome.ended, outcome.policy_failure = "context_exceeded", error.reason
+        outcome.ended, outcome.policy_failure = "truncated", error.reason
     except PolicyError as error:
         outcome.ended, outcome.policy_failure = "policy_failure", error.reason
     return outcome
 
 
-async def _turn(outcome: Outcome, model: Model, limits: Limits, now: Callable[[], float]) -> Decision:
+async def _turn(outcome: Outcome, model: Model, agent: Agent, limits: Limits, now: Callable[[], float]) -> Decision:
     """One model call; its reply joins the conversation."""
     left = _time_left(outcome, limits, now)
     started = now()
@@ -117,21 +122,28 @@ async def _turn(outcome: Outcome, model: Model, limits: Limits, now: Callable[[]
         outcome.model_s += now() - started
     outcome.turns += 1
     outcome.request_ids.append(reply.request_id)
-    outcome.messages.append({"role": "assistant", "content": reply.text})
-    return decide(reply)
+    outcome.messages.append(reply.message())
+    return agent.decide(reply)
 
 
-async def _run(decision: Run, outcome: Outcome, shell: Shell, limits: Limits, now: Callable[[], float]) -> str:
+def _observed(text: str, call_id: str | None) -> Message:
+    if call_id is None:
+        return {"role": "user", "content": text}
+    return {"role": "tool", "tool_call_id": call_id, "content": text}
+
+
+async def _run(step: Run, outcome: Outcome, shell: Shell, limits: Limits, now: Callable[[], float]) -> str:
     """One command; gives the observation."""
     timeout_s = min(limits.command_timeout_s, _time_left(outcome, limits, now))
     started = now()
     try:
-        result = await shell.run(decision.command, timeout_s)
+        result = await shell.run(step.command, timeout_s)
     finally:
         outcome.command_s += now() - started
     outcome.commands += 1
     outcome.commands_timed_out += result.timed_out
-    return observation(result.output, result.exit_code, result.timed_out, timeout_s, limits.show_exit_code)
+    show_exit_code = limits.show_exit_code or step.show_exit_code
+    return observation(result.output, result.exit_code, result.timed_out, timeout_s, show_exit_code)
 
 
 def _time_left(outcome: Outcome, limits: Limits, now: Callable[[], float]) -> float:

@@ -1,6 +1,7 @@
-"""The chat-completions dialect: request → checked values, result → OpenAI's shape. Pure.
+"""The dialect's requests: JSON → checked values. Pure.
 
-Everything that is not understood is refused by name: a parameter silently ignored would be an experiment silently changed.
+Everything that is not understood is refused by name: a parameter silently ignored would be an experiment silently changed. Parameters
+that are known but not supported may be given with the value that changes nothing.
 """
 
 from __future__ import annotations
@@ -9,124 +10,160 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpcrl.config.schema import RolloutSection
-from hpcrl.errors import HpcrlError
+from hpcrl.inference.answers import ApiError
+from hpcrl.inference.messages import parse_messages, parse_tools
 from hpcrl.protocol.messages import Sampling
 
-__all__ = ["ApiError", "ChatRequest", "completion", "error_body", "parse_chat"]
+__all__ = ["ChatRequest", "CompletionRequest", "Request", "parse_chat", "parse_completion"]
 
-_PARAMETERS = (
-    "messages",
-    "model",
-    "max_tokens",
-    "max_completion_tokens",
-    "temperature",
-    "top_p",
-    "seed",
-    "stop",
-    "n",
-    "stream",
-    "user",
-)
-_ROLES = ("system", "user", "assistant", "tool", "developer")
-_MESSAGE_KEYS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"})
-
-
-class ApiError(HpcrlError):
-    """An answer other than 200: HTTP status, OpenAI-style code, message for a person."""
-
-    def __init__(self, status: int, code: str, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
+_COMMON = ("model", "max_tokens", "temperature", "top_p", "seed", "stop", "n", "stream", "stream_options", "user")
+_CHAT = ("messages", *_COMMON, "max_completion_tokens", "tools", "tool_choice", "parallel_tool_calls")
+_COMPLETION = ("prompt", *_COMMON)
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "response_format": ({"type": "text"},),
+    "store": (False,),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "parallel_tool_calls": (True,),
+}
+"""What may be given only with a value that changes nothing."""
+_INT64 = 1 << 63
 
 
-@dataclass(frozen=True, slots=True)
-class ChatRequest:
-    """A checked request. ``max_tokens`` is not yet fitted to the context; ``extra`` are vLLM parameters as they are."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What all requests have. ``max_tokens`` is not yet fitted to the context; ``extra`` are vLLM parameters as they are."""
 
     model: str
-    messages: list[dict[str, Any]]
     sampling: Sampling
     stop: list[str] = field(default_factory=list)
+    stream: bool = False
+    include_usage: bool = False
     extra: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest(Request):
+    """A checked chat request; ``tools`` is None where none are offered."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionRequest(Request):
+    """A checked text completion: the prompt as text, or as token ids."""
+
+    prompt: str | list[int]
+
+
 def parse_chat(body: Any, rollout: RolloutSection) -> ChatRequest:
-    """Check a request's JSON. Raises ApiError(400) naming the parameter and what is allowed."""
+    """Check a chat request's JSON. Raises ApiError(400) naming the parameter and what is allowed."""
+    checked = _object(body, _CHAT)
+    choice = checked.get("tool_choice")
+    if choice not in (None, "auto", "none"):
+        raise ApiError(400, "unsupported_value", f"tool_choice is {choice!r:.100}; supported are 'auto' and 'none'")
+    tools = parse_tools(checked.get("tools"))
+    return ChatRequest(
+        messages=parse_messages(checked.get("messages")),
+        tools=None if choice == "none" else tools,
+        **_common(checked, rollout, ("max_completion_tokens", "max_tokens")),
+    )
+
+
+def parse_completion(body: Any, rollout: RolloutSection) -> CompletionRequest:
+    """Check a text completion's JSON. Raises ApiError(400)."""
+    checked = _object(body, _COMPLETION)
+    prompt = checked.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str):
+        prompt = prompt[0]
+    ids = isinstance(prompt, list) and all(_is_int(token) and 0 <= token < 1 << 31 for token in prompt)
+    if not prompt or not (ids or isinstance(prompt, str)):
+        raise ApiError(400, "invalid_value", "prompt must be one text, or one list of token ids, and not empty")
+    return CompletionRequest(prompt=prompt, **_common(checked, rollout, ("max_tokens",)))
+
+
+def _object(body: Any, allowed: tuple[str, ...]) -> dict[str, Any]:
+    """The given parameters, without those that are null or change nothing."""
     if not isinstance(body, dict):
         raise ApiError(400, "invalid_request", "the body must be a JSON object")
+    kept = {}
     for name, value in body.items():
-        if name not in _PARAMETERS and value is not None:
+        if value is None:
+            continue
+        neutral = _NEUTRAL.get(name)
+        if neutral is not None:
+            if not any(value == same and isinstance(value, bool) == isinstance(same, bool) for same in neutral):
+                raise ApiError(400, "unsupported_value", f"{name} is {value!r:.100}; only {neutral[0]!r} is supported")
+        elif name not in allowed:
             raise ApiError(
-                400, "unknown_parameter", f"parameter {name!r} is not supported; allowed: {', '.join(_PARAMETERS)}"
+                400, "unknown_parameter", f"parameter {name!r:.100} is not supported; allowed: {', '.join(allowed)}"
             )
-    if body.get("stream"):
-        raise ApiError(400, "unsupported_value", "stream: true is not supported; leave it out")
-    if body.get("n") not in (None, 1):
-        raise ApiError(400, "unsupported_value", f"n is {body['n']!r}; only 1 is supported")
+        else:
+            kept[name] = value
+    return kept
+
+
+def _common(body: dict[str, Any], rollout: RolloutSection, max_names: tuple[str, ...]) -> dict[str, Any]:
     _check_temperature(body.get("temperature"), rollout.temperature)
     if _number(body, "top_p", 1.0, 0.0, 1.0) != 1.0:
         # The trainer computes the whole distribution; logprobs within a nucleus would be another one.
         raise ApiError(400, "unsupported_value", f"top_p is {body['top_p']!r}; only 1 is supported")
-    sampling = Sampling(
-        temperature=rollout.temperature,
-        max_tokens=min(_max_tokens(body, rollout.max_tokens), rollout.max_tokens),
-    )
     seed = body.get("seed")
-    if seed is not None and not _is_int(seed):
-        raise ApiError(400, "invalid_value", f"seed is {seed!r}; expected an integer")
-    return ChatRequest(
-        model=str(body.get("model") or ""),
-        messages=_messages(body.get("messages")),
-        sampling=sampling,
-        stop=_stop(body.get("stop")),
-        extra={} if seed is None else {"seed": seed},
-    )
-
-
-def completion(
-    request_id: str, model: str, reply: str, ending: str, prompt: int, sampled: int, now: float
-) -> dict[str, Any]:
-    """OpenAI's chat.completion object. ``prompt`` and ``sampled`` are numbers of tokens."""
+    if seed is not None and not (_is_int(seed) and -_INT64 <= seed < _INT64):
+        raise ApiError(400, "invalid_value", f"seed is {seed!r:.100}; expected an integer of 64 bits")
+    model, stream = body.get("model", ""), body.get("stream", False)
+    if not isinstance(model, str):
+        raise ApiError(400, "invalid_value", f"model is {model!r:.100}; expected a name")
+    if not isinstance(stream, bool):
+        raise ApiError(400, "invalid_value", f"stream is {stream!r:.100}; expected true or false")
     return {
-        "id": request_id,
-        "object": "chat.completion",
-        "created": int(now),
         "model": model,
-        "choices": [
-            {
-                "index": 0,
-                "message": {"role": "assistant", "content": reply},
-                "finish_reason": ending,
-                "logprobs": None,
-            }
-        ],
-        "usage": {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled},
+        "sampling": Sampling(
+            temperature=rollout.temperature,
+            max_tokens=min(_max_tokens(body, max_names, rollout.max_tokens), rollout.max_tokens),
+        ),
+        "stop": _stop(body.get("stop")),
+        "stream": stream,
+        "include_usage": _include_usage(body.get("stream_options"), stream),
+        "extra": {} if seed is None else {"seed": seed},
     }
 
 
-def error_body(code: str, message: str, status: int) -> dict[str, Any]:
-    """OpenAI's error object."""
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+def _include_usage(options: Any, stream: bool) -> bool:
+    if options is None:
+        return False
+    if not stream:
+        raise ApiError(400, "invalid_value", "stream_options is only for stream: true")
+    if not isinstance(options, dict) or set(options) - {"include_usage"}:
+        raise ApiError(400, "unsupported_value", "stream_options may only hold include_usage")
+    if not isinstance(options.get("include_usage", False), bool):
+        raise ApiError(400, "invalid_value", "stream_options.include_usage must be true or false")
+    return bool(options.get("include_usage"))
 
 
 def _check_temperature(given: Any, configured: float) -> None:
-    if given is not None and (not _is_number(given) or abs(given - configured) > 1e-9):
+    if given is not None and (not _is_number(given) or not abs(given - configured) <= 1e-9):
         raise ApiError(
             400,
             "temperature_fixed",
-            f"temperature is {given!r} but this run samples at rollout.temperature {configured:g}, because the trainer computes "
-            "probabilities at that temperature; leave the parameter out",
+            f"temperature is {given!r:.100} but this run samples at rollout.temperature {configured:g}, because the trainer "
+            "computes probabilities at that temperature; leave the parameter out",
         )
 
 
-def _max_tokens(body: dict[str, Any], default: int) -> int:
-    for name in ("max_completion_tokens", "max_tokens"):
+def _max_tokens(body: dict[str, Any], names: tuple[str, ...], default: int) -> int:
+    for name in names:
         value = body.get(name)
         if value is not None:
             if not _is_int(value) or value < 1:
-                raise ApiError(400, "invalid_value", f"{name} is {value!r}; expected an integer of at least 1")
+                raise ApiError(400, "invalid_value", f"{name} is {value!r:.100}; expected an integer of at least 1")
             return int(value)
     return default
 
@@ -137,7 +174,7 @@ def _number(body: dict[str, Any], name: str, default: float, above: float, upto:
         return default
     if not _is_number(value) or not above < value <= upto:
         raise ApiError(
-            400, "invalid_value", f"{name} is {value!r}; expected a number above {above:g} and at most {upto:g}"
+            400, "invalid_value", f"{name} is {value!r:.100}; expected a number above {above:g} and at most {upto:g}"
         )
     return float(value)
 
@@ -147,39 +184,6 @@ def _stop(value: Any) -> list[str]:
     if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops) or len(stops) > 4:
         raise ApiError(400, "invalid_value", "stop must be a text or a list of up to 4 texts, none of them empty")
     return stops
-
-
-def _messages(value: Any) -> list[dict[str, Any]]:
-    if not isinstance(value, list) or not value:
-        raise ApiError(400, "invalid_value", "messages must be a list with at least one message")
-    return [_message(index, message) for index, message in enumerate(value)]
-
-
-def _message(index: int, message: Any) -> dict[str, Any]:
-    """One message in its canonical form, so that lists can be compared: absent and empty parts left out, content as text."""
-    if not isinstance(message, dict) or message.get("role") not in _ROLES:
-        raise ApiError(400, "invalid_value", f"messages[{index}] must be an object with a role of {', '.join(_ROLES)}")
-    kept = {name: part for name, part in message.items() if part is not None and part != []}
-    unknown = set(kept) - _MESSAGE_KEYS
-    if unknown:
-        raise ApiError(400, "unknown_parameter", f"messages[{index}].{min(unknown)} is not supported")
-    kept["content"] = _content(index, message.get("content"))
-    return kept
-
-
-def _content(index: int, content: Any) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    texts = []
-    for part in content if isinstance(content, list) else [content]:
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise ApiError(
-                400, "invalid_value", f"messages[{index}].content must be text, or a list of parts of type text"
-            )
-        texts.append(part["text"])
-    return "".join(texts)
 
 
 def _is_int(value: Any) -> bool:

@@ -6,18 +6,19 @@
 
 An attempt may have several contexts at once (the harness summarised, or runs a sub-agent): each becomes a segment of the record. A
 context that a running call extends is not offered to another call, which then begins a context of its own: no token appears twice
-as sampled, none is invented.
+as sampled, none is invented. A call that opens a segment says why (``RequestRecord.opens``).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 from hpcrl.errors import DataError, InfraError
-from hpcrl.inference.tokens import Context, Dialogue, Messages, Prompt
+from hpcrl.inference.tokens import Context, Messages, Prompt, Prompts, Tools
 from hpcrl.protocol.messages import Sampling
-from hpcrl.protocol.record import AttemptRecord, Ending, RequestRecord, VersionSpan
+from hpcrl.protocol.record import AttemptRecord, CalledTool, Ending, Opens, RequestRecord, VersionSpan
 
 __all__ = ["Call", "Recorder", "Sampled", "Session"]
 
@@ -27,12 +28,18 @@ _OPEN_CONTEXTS = 8
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The sampled part of a call; ``spans`` are (start, end, version) within it, ``reply`` the text that was returned."""
+    """The sampled part of a call; ``spans`` are (start, end, version) within it, ``reply`` the text that was returned.
+
+    ``tool_calls`` are those of the returned message, in its canonical form; ``text`` is what was sampled, without its end token.
+    """
 
     token_ids: list[int]
     logprobs: list[float]
     spans: list[tuple[int, int, str]]
     reply: str
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    called: list[CalledTool] = field(default_factory=list)
+    text: str | None = None
 
 
 @dataclass(slots=True)
@@ -69,6 +76,10 @@ class Call:
     began_at: float
     generate_at: float
     segment: _Segment
+    opens: Opens | None = None
+    tools: Tools | None = None
+    role: str = "assistant"
+    called: list[CalledTool] = field(default_factory=list)
     ending: Ending | None = None
     start: int = 0
     end: int = 0
@@ -86,53 +97,86 @@ class Session:
         self._calls: list[Call] = []
         self._last_messages: Messages = []
         self._failure: DataError | None = None
+        self._cancelled = False
         self._record: AttemptRecord | None = None
 
     @property
     def closed(self) -> bool:
-        """Whether the record was taken: no further calls."""
-        return self._record is not None
+        """Whether the record was taken or the attempt cancelled: no further calls."""
+        return self._record is not None or self._cancelled
 
-    def begin(self, dialogue: Dialogue, messages: Messages, sampling: Sampling, now: float, began_at: float) -> Call:
-        """Find the prompt of a call. Every call begun must be ended once, by :meth:`finish` or :meth:`fail`.
+    def begin(
+        self,
+        prompts: Prompts,
+        messages: Messages,
+        sampling: Sampling,
+        now: float,
+        began_at: float,
+        tools: Tools | None = None,
+        role: str = "assistant",
+    ) -> Call:
+        """Find the prompt of a call; ``role`` is that of the reply. Every call begun must be ended once, by :meth:`finish`,
+        :meth:`spoil` or :meth:`fail`.
 
         Raises InfraError("attempt_closed") after the record was taken, UserError when the template refuses the messages.
         """
         if self.closed:
-            raise InfraError("attempt_closed", f"the record of attempt {self.attempt_id} was taken: it is over")
-        text = dialogue.render(messages)
-        segment, prompt = self._extension(dialogue, messages, text)
+            raise InfraError(
+                "attempt_closed", f"attempt {self.attempt_id} was cancelled, or its record was taken: it is over"
+            )
+        text = prompts.render(messages, tools)
+        segment, prompt, opens = self._extension(prompts, messages, text, tools)
         segment.busy = True
-        request_id = f"{self.attempt_id}-q{len(self._calls)}"
-        call = Call(request_id, messages, prompt, sampling, began_at, now, segment)
+        call = Call(self._next_id(), messages, prompt, sampling, began_at, now, segment, opens, tools, role)
         self._calls.append(call)
         self.running += 1
         self.touched_at = now
         return call
 
+    def note(self, sampling: Sampling, ending: Ending, now: float, began_at: float) -> None:
+        """Record a call that ended before it had a prompt. After the record was taken there is nothing to note."""
+        if self._record is None:
+            empty = Call(self._next_id(), [], Prompt([], [], "", False), sampling, began_at, now, _Segment())
+            empty.ending, empty.ended_at = ending, now
+            self._calls.append(empty)
+            self.touched_at = now
+
     def finish(self, call: Call, sampled: Sampled, ending: Ending, now: float) -> None:
         """Add what a call sampled. Raises DataError (also later, from :meth:`record`) when it is not consistent."""
-        self.fail(call, ending, now)
         try:
             _check(sampled)
         except DataError as error:
-            self._failure = error
-            call.ending = "error"
+            self.spoil(call, error, now)
             raise
+        self.fail(call, ending, now)
         segment = call.segment
         if not segment.token_ids:
             self._segments.append(segment)
         segment.add_prompt(call.prompt.delta)
         call.start, call.end = segment.add_sampled(sampled)
-        messages = [*call.messages, {"role": "assistant", "content": sampled.reply}]
-        segment.context = Context(segment.token_ids, call.prompt.text, messages)
+        call.called = sampled.called
+        reply: dict[str, Any] = {"role": call.role, "content": sampled.reply}
+        if sampled.tool_calls:
+            reply["tool_calls"] = sampled.tool_calls
+        messages = [*call.messages, reply]
+        segment.context = Context(segment.token_ids, call.prompt.text, messages, call.tools, sampled.text)
         self._last_messages = messages
+
+    def spoil(self, call: Call, error: DataError, now: float) -> None:
+        """End a call whose tokens are not known exactly: the attempt has no record, :meth:`record` raises ``error``."""
+        self._failure = error
+        self.fail(call, "error", now)
 
     def fail(self, call: Call, ending: Ending, now: float) -> None:
         """End a call that adds no tokens."""
         self.running -= 1
         call.ending, call.ended_at = ending, now
         call.segment.busy = False
+        self.touched_at = now
+
+    def cancel(self, now: float) -> None:
+        """The attempt is not wanted any more: no further calls. What it sampled can still be looked at."""
+        self._cancelled = True
         self.touched_at = now
 
     def record(self, now: float) -> AttemptRecord:
@@ -146,13 +190,25 @@ class Session:
             self.touched_at = now
         return self._record
 
-    def _extension(self, dialogue: Dialogue, messages: Messages, text: str) -> tuple[_Segment, Prompt]:
+    def _next_id(self) -> str:
+        return f"{self.attempt_id}-q{len(self._calls)}"
+
+    def _extension(
+        self, prompts: Prompts, messages: Messages, text: str, tools: Tools | None
+    ) -> tuple[_Segment, Prompt, Opens | None]:
+        """The segment that the call continues and its prompt; or a new segment, and why."""
+        opens: Opens = "history" if self._segments else "first"
         for segment in self._segments[: -_OPEN_CONTEXTS - 1 : -1]:
-            if segment.context is not None and not segment.busy:
-                prompt = dialogue.extend(segment.context, messages, text)
-                if prompt is not None:
-                    return segment, prompt
-        return _Segment(), dialogue.begin(text)
+            if segment.context is None or not prompts.continues(segment.context, messages, tools):
+                continue
+            if segment.busy:
+                opens = "parallel"
+                continue
+            prompt = prompts.extend(segment.context, messages, text, tools)
+            if prompt is not None:
+                return segment, prompt, None
+            opens = "template"
+        return _Segment(), prompts.begin(text), opens
 
     def _build(self) -> AttemptRecord:
         offsets: list[int] = []
@@ -194,6 +250,8 @@ class Session:
             started_at=call.began_at,
             queue_s=max(call.generate_at - call.began_at, 0.0),
             generate_s=max(call.ended_at - call.generate_at, 0.0),
+            opens=call.opens if call.end > call.start else None,
+            tool_calls=call.called,
         )
 
 

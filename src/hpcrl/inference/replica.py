@@ -97,6 +97,11 @@ class Replica:
         return self._gate.is_set() and self._engines.serving
 
     @property
+    def engine_url(self) -> str:
+        """vLLM's own API on the loopback, for measurements beside the proxy. Raises InfraError when it is not running."""
+        return self._engines.server(self._engines.active).base_url
+
+    @property
     def restarts(self) -> int:
         """Engines that were replaced."""
         return self._engines.restarts

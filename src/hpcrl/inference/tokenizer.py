@@ -23,6 +23,10 @@ class HFTokenizer:
             raise ConfigError(f"model.path: no tokenizer can be loaded from {model}: {error}") from error
         if not self._tokenizer.chat_template:
             raise ConfigError(f"model.path: the tokenizer in {model} has no chat template; add chat_template.jinja")
+        chat_template = self._tokenizer.chat_template
+        named = chat_template if isinstance(chat_template, dict) else {"default": chat_template}
+        self.template = "\n".join(named.values())
+        self.vocabulary = len(self._tokenizer)
         # The Rust tokenizer itself: a tenth of the wrapper's time per call.
         self._fast = getattr(self._tokenizer, "backend_tokenizer", None)
         if self._fast is not None:
@@ -31,17 +35,20 @@ class HFTokenizer:
             self._fast.no_padding()
         self.end_ids = end_token_ids(model, self._tokenizer.eos_token_id)
 
-    def render(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
+    def render(
+        self, messages: list[dict[str, Any]], add_generation_prompt: bool, tools: list[dict[str, Any]] | None = None
+    ) -> str:
         """The template's text. Raises UserError when the template refuses the messages."""
         from jinja2 import TemplateError
 
+        offered: list[Any] | None = tools
         try:
             return str(
                 self._tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=add_generation_prompt
+                    messages, tools=offered, tokenize=False, add_generation_prompt=add_generation_prompt
                 )
             )
-        except (TemplateError, TypeError, KeyError) as error:
+        except (TemplateError, TypeError, KeyError, ValueError, AttributeError, IndexError, RecursionError) as error:
             raise UserError(f"the model's chat template refuses these messages: {error}") from error
 
     def encode(self, text: str) -> list[int]:

@@ -12,7 +12,16 @@ from pydantic import Field
 
 from hpcrl.protocol.messages import Message, Sampling
 
-__all__ = ["AttemptRecord", "Ending", "RecordRequest", "RequestRecord", "VersionSpan"]
+__all__ = [
+    "MALFORMED_TOOL_CALL",
+    "AttemptRecord",
+    "CalledTool",
+    "Ending",
+    "Opens",
+    "RecordRequest",
+    "RequestRecord",
+    "VersionSpan",
+]
 
 Ending = Literal[
     "stop",
@@ -22,8 +31,14 @@ Ending = Literal[
     "client_cancelled",
     "queue_timeout",
     "generation_timeout",
+    "truncated",
     "error",
 ]
+"""``truncated``: the prompt left no room in the context, so nothing was sampled; the attempt cannot go on."""
+
+Opens = Literal["first", "history", "template", "parallel"]
+"""Why a call opened a segment: it was the attempt's first; its messages do not extend what was recorded (edited, summarised, another
+agent); they do, but the template renders them otherwise (dropped reasoning); the context it extends was in use by a running call."""
 
 
 class VersionSpan(Message):
@@ -34,8 +49,23 @@ class VersionSpan(Message):
     version: str
 
 
+MALFORMED_TOOL_CALL = "malformed_tool_call"
+"""The name under which a tool call that cannot be read is handed to the harness, with what was written as its arguments."""
+
+
+class CalledTool(Message):
+    """A tool call as parsed from a reply. ``arguments`` is JSON text, or whatever the model wrote where JSON was due."""
+
+    id: str
+    name: str
+    arguments: str
+
+
 class RequestRecord(Message):
-    """One model call. Its sampled tokens are ``[start, end)`` of the attempt's sequence. Durations in seconds."""
+    """One model call. Its sampled tokens are ``[start, end)`` of the attempt's sequence. Durations in seconds.
+
+    ``opens`` marks a call that began a segment; None: it extended one, or added no tokens.
+    """
 
     request_id: str
     segment: int
@@ -47,6 +77,8 @@ class RequestRecord(Message):
     started_at: float
     queue_s: float
     generate_s: float
+    opens: Opens | None = None
+    tool_calls: list[CalledTool] = Field(default_factory=list)
 
 
 class AttemptRecord(Message):

@@ -1,6 +1,6 @@
 """The life of one attempt on a worker, from its lease to its stored artifact and record.
 
-    load task ─► start sandbox ─► run_attempt (model ⇄ sandbox) ─► artifact, stored by digest ─► record from the proxy ─► Ended
+    load task ─► start sandbox ─► the harness (model ⇄ sandbox) ─► artifact, stored by digest ─► record from the proxy ─► Ended
                      │                                                        └── sandbox stopped, whatever happened ──┘
 
 Knows the proxy's side channel and the run directory, not the coordinator. Errors leave as they are typed: InfraError and DataError
@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from hpcrl.config import RunConfig
 from hpcrl.errors import DataError, InfraError, PolicyError, UserError
-from hpcrl.harness import ChatClient, Limits, Model, Outcome, Reply, run_attempt
+from hpcrl.harness import BASH, TOOLS, ChatClient, Limits, Model, Outcome, Reply, run_attempt, run_program
 from hpcrl.harness.client import Message
 from hpcrl.harness.loop import CommandOutput, Shell
 from hpcrl.metrics.sink import Value
@@ -113,23 +113,26 @@ class AttemptRunner:
         phase("sandbox start")
         async with self._pool.sandbox(spec, lease.attempt_id) as sandbox:
             timings["sandbox_start"] = time.monotonic() - started
-            outcome = await run_attempt(
-                task.instruction,
-                _WatchedShell(sandbox, phase),
-                _WatchedModel(self._model(lease), phase),
-                self._limits(lease, task),
-                opening=self._opening,
-            )
+            outcome = await self._harness(lease, task, sandbox, phase)
             timings["model"], timings["commands"] = outcome.model_s, outcome.command_s
+            phase("record")
+            started = time.monotonic()
+            try:
+                record = await fetch_record(self._session, lease, self._records_key)
+            except DataError as error:
+                if outcome.problem is not None:  # a program that failed before its first call left no record
+                    raise _failed_program(outcome) from error
+                raise
+            timings["record"] = time.monotonic() - started
+            _judge_program(outcome, record)
             phase("artifact")
             started = time.monotonic()
             artifact = await self._artifact(lease, environment, sandbox, outcome)
             timings["artifact"] = time.monotonic() - started
-            started = time.monotonic()
-            record = await fetch_record(self._session, lease, self._records_key)
-            timings["record"] = time.monotonic() - started
         timings["attempt"] = time.monotonic() - began
         _check_record(outcome, record)
+        if outcome.problem is not None:
+            raise _failed_program(outcome)
         return Ended(lease, outcome, record, artifact, timings)
 
     async def _task(self, task_dir: str) -> Task:
@@ -138,8 +141,19 @@ class AttemptRunner:
             task = self._tasks[task_dir] = await asyncio.to_thread(load_task, Path(task_dir))
         return task
 
-    def _model(self, lease: Lease) -> ChatClient:
-        return ChatClient(self._session, lease.base_url, lease.api_key, lease.sampling.max_tokens)
+    async def _harness(self, lease: Lease, task: Task, sandbox: Sandbox, phase: Callable[[str], None]) -> Outcome:
+        """The agent as ``harness.kind`` says, to its end. Raises InfraError."""
+        shell, limits, harness = _WatchedShell(sandbox, phase), self._limits(lease, task), self._config.harness
+        if harness.kind == "command":
+            phase("program")
+            return await run_program(
+                harness.command, task.instruction, shell, limits, base_url=lease.base_url, api_key=lease.api_key
+            )
+        agent = TOOLS if harness.kind == "tools" else BASH
+        max_tokens = lease.sampling.max_tokens
+        model = ChatClient(self._session, lease.base_url, lease.api_key, max_tokens, tools=agent.tools)
+        watched = _WatchedModel(model, phase)
+        return await run_attempt(task.instruction, shell, watched, limits, opening=self._opening, agent=agent)
 
     def _limits(self, lease: Lease, task: Task) -> Limits:
         deadline = lease.deadline_at
@@ -190,6 +204,20 @@ async def fetch_record(session: aiohttp.ClientSession, lease: Lease, worker_key:
         raise DataError(
             "record_invalid", f"attempt {lease.attempt_id}: {' '.join(str(error).split())[:500]}"
         ) from error
+
+
+def _judge_program(outcome: Outcome, record: AttemptRecord) -> None:
+    """What a program does not tell, its record does: how many calls it made, and whether its context was full."""
+    if outcome.ended != "program":
+        return
+    outcome.turns = len(record.requests)
+    outcome.model_s = sum(request.queue_s + request.generate_s for request in record.requests)
+    if record.requests and record.requests[-1].ending == "truncated":
+        outcome.ended, outcome.policy_failure, outcome.problem = "truncated", "truncated", None
+
+
+def _failed_program(outcome: Outcome) -> InfraError:
+    return InfraError("harness_exit", f"harness.command ended with exit code {outcome.problem}")
 
 
 def _check_record(outcome: Outcome, record: AttemptRecord) -> None:

@@ -1,6 +1,8 @@
-"""A command's output, bounded while it streams: the first half and the last half of the budget are kept."""
+"""A command's output, bounded while it streams, by the rule of protocol/clip.py: first and last half of the budget are kept."""
 
 from __future__ import annotations
+
+from hpcrl.protocol.clip import marker
 
 __all__ = ["OutputBuffer"]
 
@@ -37,7 +39,4 @@ class OutputBuffer:
             return bytes(self._head + self._tail).decode("utf-8", "replace")
         tail = self._tail[len(self._tail) - self._tail_limit :]
         omitted = self.total - len(self._head) - len(tail)
-        return (
-            f"{self._head.decode('utf-8', 'replace')}\n[... {omitted} bytes omitted ...]\n"
-            f"{tail.decode('utf-8', 'replace')}"
-        )
+        return self._head.decode("utf-8", "replace") + marker(omitted) + tail.decode("utf-8", "replace")

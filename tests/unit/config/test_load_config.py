@@ -243,6 +243,14 @@ def test_a_missing_or_binary_file(tmp_path: Path) -> None:
         (["lora.ranks=8"], r"unknown key lora\.ranks; did you mean lora\.rank\?"),
         (["harness.examples=[{role: assistant, content: x}]"], r"harness\.examples: .*message 1 is from 'assistant'"),
         (["harness.examples=[{role: user, content: x}]"], r"harness\.examples: .*end with the assistant's answer"),
+        (['inference.extra_args=["--logprobs_mode=raw_logprobs"]'], "--logprobs-mode is hpcrl's own"),
+        (
+            ['inference.extra_args=["--override-generation-config", "{}"]'],
+            "--override-generation-config is hpcrl's own",
+        ),
+        (["harness.kind=command"], "kind: command needs a program"),
+        (['harness.command=["agent"]'], "the others take none"),
+        (["harness.kind=command", 'harness.command=["agent"]', "harness.system_prompt=x"], "a program has its own"),
     ],
 )
 def test_keys_that_contradict_each_other(file: Path, overrides: list[str], message: str) -> None:

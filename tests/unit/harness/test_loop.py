@@ -118,7 +118,7 @@ def test_a_broken_sandbox_is_the_policys_failure() -> None:
 
 def test_a_full_context_ends_the_attempt() -> None:
     outcome = attempt(FakeModel(bash("cat big"), ContextExceeded("too long")), FakeShell())
-    assert (outcome.ended, outcome.policy_failure, outcome.turns) == ("context_exceeded", "context_exceeded", 1)
+    assert (outcome.ended, outcome.policy_failure, outcome.turns) == ("truncated", "truncated", 1)
 
 
 def test_infrastructure_failures_are_raised() -> None:

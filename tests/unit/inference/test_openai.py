@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from hpcrl.config.schema import RolloutSection
-from hpcrl.inference.openai import ApiError, completion, error_body, parse_chat
+from hpcrl.inference.answers import ApiError
+from hpcrl.inference.openai import parse_chat, parse_completion
 
 ROLLOUT = RolloutSection(temperature=0.8, max_tokens=64)
 USER = {"role": "user", "content": "x"}
@@ -36,9 +37,19 @@ def test_given_values_are_kept() -> None:
         ({"temperature": 0.5}, "temperature_fixed", "rollout.temperature"),
         ({"temperature": "hot"}, "temperature_fixed", "temperature"),
         ({"top_k": 3}, "unknown_parameter", "top_k"),
-        ({"tools": [{}]}, "unknown_parameter", "tools"),
-        ({"logprobs": True}, "unknown_parameter", "logprobs"),
-        ({"stream": True}, "unsupported_value", "stream"),
+        ({"tools": [{}]}, "invalid_value", "tools[0]"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "unsupported_value", "strict"),
+        ({"tool_choice": "required"}, "unsupported_value", "tool_choice"),
+        ({"parallel_tool_calls": False}, "unsupported_value", "parallel_tool_calls"),
+        ({"logprobs": True}, "unsupported_value", "logprobs"),
+        ({"frequency_penalty": 0.5}, "unsupported_value", "frequency_penalty"),
+        ({"response_format": {"type": "json_object"}}, "unsupported_value", "response_format"),
+        ({"stream": "yes"}, "invalid_value", "stream"),
+        ({"stream_options": {"include_usage": True}}, "invalid_value", "stream_options"),
+        ({"stream": True, "stream_options": {"chunks": 3}}, "unsupported_value", "stream_options"),
+        ({"n": True}, "unsupported_value", "n is True"),
+        ({"seed": 1 << 64}, "invalid_value", "seed"),
+        ({"model": 3}, "invalid_value", "model"),
         ({"n": 2}, "unsupported_value", "n is 2"),
         ({"max_tokens": 0}, "invalid_value", "max_tokens"),
         ({"max_tokens": True}, "invalid_value", "max_tokens"),
@@ -63,22 +74,68 @@ def test_absent_parameters_may_be_null() -> None:
     assert parse_chat(body(tools=None, temperature=None, stop=None, seed=None), ROLLOUT).messages == [USER]
 
 
+def test_known_parameters_may_have_the_value_that_changes_nothing() -> None:
+    neutral = {"n": 1, "frequency_penalty": 0, "presence_penalty": 0.0, "logprobs": False, "logit_bias": {}}
+    assert parse_chat(body(**neutral, response_format={"type": "text"}, parallel_tool_calls=True), ROLLOUT).extra == {}
+
+
+def test_tools_are_offered_unless_the_choice_is_none() -> None:
+    tool = {"type": "function", "function": {"name": "bash", "description": None, "strict": False}}
+    canonical = {"description": "", "parameters": {"type": "object"}, "name": "bash"}
+    assert parse_chat(body(tools=[tool], tool_choice="auto"), ROLLOUT).tools == [
+        {"type": "function", "function": canonical}
+    ]
+    assert parse_chat(body(tools=[tool], tool_choice="none"), ROLLOUT).tools is None
+    assert parse_chat(body(tools=[]), ROLLOUT).tools is None
+
+
+def test_tool_calls_in_history_are_compared_and_rendered_as_values() -> None:
+    call = {"id": "c1", "type": "function", "index": 0, "function": {"name": "f", "arguments": '{"a":  1}'}}
+    broken = {"id": "c2", "type": "function", "function": {"name": "f", "arguments": '{"a": '}}
+    given = [USER, {"role": "assistant", "content": None, "tool_calls": [call, broken]}]
+    found = parse_chat({"messages": given}, ROLLOUT).messages[1]
+    assert found["content"] == ""
+    assert [one["function"]["arguments"] for one in found["tool_calls"]] == [{"a": 1}, '{"a": ']
+    assert "index" not in found["tool_calls"][0]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        1,
+        {},
+        {"id": "c", "function": {"name": 3}},
+        {"function": {"name": "f", "arguments": "{}"}},
+        {"id": "c", "function": {"name": "f", "arguments": 3}},
+        {"id": "c", "type": "custom", "function": {"name": "f", "arguments": "{}"}},
+    ],
+)
+def test_tool_calls_that_are_none_are_refused(call: Any) -> None:
+    with pytest.raises(ApiError, match=r"messages\[0\]\.tool_calls\[0\]"):
+        parse_chat({"messages": [{"role": "assistant", "tool_calls": [call]}]}, ROLLOUT)
+
+
+def test_text_completions() -> None:
+    assert parse_completion({"prompt": ["once"], "max_tokens": 3}, ROLLOUT).prompt == "once"
+    assert parse_completion({"prompt": [1, 2]}, ROLLOUT).prompt == [1, 2]
+    for prompt in (None, "", [], ["a", "b"], [[1]], [-1], [True], 7):
+        with pytest.raises(ApiError, match="prompt"):
+            parse_completion({"prompt": prompt}, ROLLOUT)
+    for name in ("messages", "tools", "max_completion_tokens"):
+        with pytest.raises(ApiError, match=name):
+            parse_completion({"prompt": "x", name: [1]}, ROLLOUT)
+
+
 def test_messages_have_one_form() -> None:
     given = [
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
         {"role": "assistant", "content": "r", "refusal": None, "tool_calls": [], "audio": None},
         {"role": "assistant", "content": None},
+        {"role": "developer", "content": "rules"},
     ]
     assert parse_chat({"messages": given}, ROLLOUT).messages == [
         {"role": "user", "content": "ab"},
         {"role": "assistant", "content": "r"},
         {"role": "assistant", "content": ""},
+        {"role": "system", "content": "rules"},
     ]
-
-
-def test_shapes() -> None:
-    answer = completion("q0", "policy", "hi", "stop", 5, 2, 10.7)
-    assert answer["choices"][0]["message"] == {"role": "assistant", "content": "hi"}
-    assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
-    assert error_body("c", "m", 400)["error"]["type"] == "invalid_request_error"
-    assert error_body("c", "m", 503)["error"]["type"] == "server_error"

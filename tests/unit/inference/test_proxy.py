@@ -8,7 +8,7 @@ import httpx
 from toy import END, ToyTokenizer
 
 from hpcrl.config.schema import ModelSection, RolloutSection, RunConfig, TasksSection
-from hpcrl.errors import InfraError
+from hpcrl.errors import DataError, InfraError
 from hpcrl.inference.proxy import Proxy
 from hpcrl.inference.supervisor import Generated, TokenSpan
 from hpcrl.protocol.keys import AttemptKey, Pin, records_key, sign_attempt_key
@@ -32,12 +32,15 @@ class FakeEngine:
         self.sampled_by = [version]
         self.ids = [*map(ord, reply), END]
         self.finish_reason = "stop"
-        self.error: InfraError | None = None
+        self.error: InfraError | DataError | None = None
         self.asked: list[tuple[list[int], Sampling, list[int], dict[str, Any]]] = []
         self.hold: asyncio.Event | None = None
+        self.closed: asyncio.Event | None = None
         self.cancelled = 0
 
     async def until_serving(self) -> None:
+        if self.closed is not None:
+            await self.closed.wait()
         if self.error is not None and self.error.reason == "queue_timeout":
             raise self.error
 
@@ -69,12 +72,28 @@ class Bench:
         self.engine, self.client, self.proxy = engine, client, proxy
 
     async def chat(
-        self, messages: list[dict[str, Any]], attempt: str = "a0", pin: Pin = "trajectory", **more: Any
+        self,
+        messages: list[dict[str, Any]],
+        attempt: str = "a0",
+        pin: Pin = "trajectory",
+        idempotency: str | None = None,
+        **more: Any,
+    ) -> httpx.Response:
+        return await self.post("chat/completions", {"messages": messages, **more}, attempt, pin, idempotency)
+
+    async def post(
+        self, path: str, body: Any, attempt: str = "a0", pin: Pin = "trajectory", idempotency: str | None = None
     ) -> httpx.Response:
         key = sign_attempt_key(SECRET, AttemptKey(attempt, "0.1", "r0", pin))
-        return await self.client.post(
-            "/v1/chat/completions", json={"messages": messages, **more}, headers={"Authorization": f"Bearer {key}"}
-        )
+        headers = {"Authorization": f"Bearer {key}"} | ({"Idempotency-Key": idempotency} if idempotency else {})
+        return await self.client.post(f"/v1/{path}", json=body, headers=headers)
+
+    async def record(self, attempt: str = "a0") -> AttemptRecord:
+        return AttemptRecord.model_validate((await self.fetch(attempt)).json())
+
+    def says(self, reply: str, finish_reason: str = "stop") -> None:
+        self.engine.ids = [*map(ord, reply), *([END] if finish_reason == "stop" else [])]
+        self.engine.finish_reason = finish_reason
 
     async def fetch(self, attempt: str = "a0") -> httpx.Response:
         key = records_key(SECRET)
@@ -83,10 +102,18 @@ class Bench:
         )
 
 
-def bench(scenario: Callable[[Bench], Awaitable[None]], **engine: Any) -> None:
+ROOMY = CONFIG.model_copy(
+    update={
+        "rollout": CONFIG.rollout.model_copy(update={"context_tokens": 1000}),
+        "sandbox": CONFIG.sandbox.model_copy(update={"output_bytes": 100}),
+    }
+)
+
+
+def bench(scenario: Callable[[Bench], Awaitable[None]], config: RunConfig = CONFIG, **engine: Any) -> None:
     async def run() -> None:
         fake = FakeEngine(**engine)
-        proxy = Proxy(CONFIG, SECRET, "r0", fake, ToyTokenizer())
+        proxy = Proxy(config, SECRET, "r0", fake, ToyTokenizer())
         transport = httpx.ASGITransport(app=proxy.app)
         async with httpx.AsyncClient(transport=transport, base_url="http://proxy") as client:
             await scenario(Bench(fake, client, proxy))
@@ -131,7 +158,7 @@ def test_max_tokens_is_fitted_to_the_context() -> None:
         assert code(await b.chat([full])) == (400, "context_length_exceeded")
         assert len(b.engine.asked) == 1
         record = AttemptRecord.model_validate((await b.fetch()).json())
-        assert [r.ending for r in record.requests] == ["stop", "error"]
+        assert [r.ending for r in record.requests] == ["stop", "truncated"]
         assert record.requests[0].sampling.max_tokens == 3
 
     bench(scenario)
@@ -194,7 +221,7 @@ def test_endings_of_failed_calls() -> None:
         b.engine.error = InfraError("queue_timeout", "flip")
         assert code(await b.chat([USER])) == (503, "queue_timeout")
         record = AttemptRecord.model_validate((await b.fetch()).json())
-        assert [r.ending for r in record.requests] == ["abort", "generation_timeout", "error"]
+        assert [r.ending for r in record.requests] == ["abort", "generation_timeout", "error", "queue_timeout"]
 
     bench(scenario)
 
@@ -238,5 +265,163 @@ def test_keys() -> None:
         assert code(await b.client.post("/side/record", json={"attempt_id": "a0"})) == (401, "bad_key")
         assert code(await b.fetch("never")) == (404, "unknown_attempt")
         assert (await b.client.get("/health")).json() == {"status": "serving", "version": "0.1"}
+
+    bench(scenario)
+
+
+TOOL = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}
+CALL = '<tool_call>{"name": "bash", "arguments": {"command": "ls"}}</tool_call>'
+
+
+def test_tool_calls_are_parsed_recorded_and_continued_token_exactly() -> None:
+    async def scenario(b: Bench) -> None:
+        b.says("Look." + CALL)
+        choice = (await b.chat([USER], tools=[TOOL])).json()["choices"][0]
+        assert choice["finish_reason"] == "tool_calls"
+        (call,) = choice["message"]["tool_calls"]
+        assert call["function"] == {"name": "bash", "arguments": '{"command": "ls"}'}
+        assert choice["message"]["content"] == "Look."
+        b.says("done")
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "sol.py"}
+        last = (await b.chat([USER, choice["message"], result], tools=[TOOL])).json()["choices"][0]
+        assert last["message"] == {"role": "assistant", "content": "done"}
+        record = await b.record()
+        assert record.segments == [0]
+        assert [request.ending for request in record.requests] == ["tool_calls", "stop"]
+        assert [request.opens for request in record.requests] == ["first", None]
+        assert record.requests[0].tool_calls[0].name == "bash"
+        first = record.requests[0]
+        assert record.token_ids[first.start : first.end] == [*map(ord, "Look." + CALL), END]
+
+    bench(scenario, ROOMY)
+
+
+def test_a_call_cut_by_length_is_no_call_even_after_a_complete_one() -> None:
+    async def scenario(b: Bench) -> None:
+        b.says(CALL + '<tool_call>{"na', "length")
+        choice = (await b.chat([USER], tools=[TOOL])).json()["choices"][0]
+        assert choice["finish_reason"] == "length"
+        assert "tool_calls" not in choice["message"]
+        b.says(CALL, "length")
+        assert "tool_calls" not in (await b.chat([USER], tools=[TOOL])).json()["choices"][0]["message"]
+        assert all(not request.tool_calls for request in (await b.record()).requests)
+
+    bench(scenario, ROOMY)
+
+
+def test_without_tools_nothing_is_parsed() -> None:
+    async def scenario(b: Bench) -> None:
+        b.says(CALL)
+        for more in ({}, {"tools": [TOOL], "tool_choice": "none"}):
+            choice = (await b.chat([USER], **more)).json()["choices"][0]
+            assert (choice["finish_reason"], choice["message"]["content"]) == ("stop", CALL)
+
+    bench(scenario)
+
+
+def test_a_long_tool_result_is_cut_by_the_shared_rule_before_it_is_tokenised() -> None:
+    async def scenario(b: Bench) -> None:
+        long = "h" * 600 + "t" * 600
+        history = [USER, {"role": "assistant", "content": "r"}, {"role": "tool", "tool_call_id": "c", "content": long}]
+        reply = (await b.chat(history)).json()["choices"][0]["message"]
+        shown = ToyTokenizer().decode(b.engine.asked[0][0])
+        assert "h" * 50 + "\n[... 1100 bytes omitted ...]\n" + "t" * 50 in shown
+        await b.chat([*history, reply, USER])
+        record = await b.record()
+        assert record.segments == [0]
+        assert [request.opens for request in record.requests] == ["first", None]
+
+    bench(scenario, ROOMY)
+
+
+def test_a_spoiled_answer_spoils_that_attempt_only() -> None:
+    async def scenario(b: Bench) -> None:
+        b.engine.error = DataError("engine_answer", "a sampled token has no finite logprob")
+        assert code(await b.chat([USER])) == (422, "engine_answer")
+        b.engine.error = None
+        assert (await b.chat([USER])).status_code == 200
+        assert (await b.chat([USER], attempt="a1")).status_code == 200
+        assert code(await b.fetch("a0")) == (422, "engine_answer")
+        assert (await b.record("a1")).requests[0].ending == "stop"
+
+    bench(scenario)
+
+
+def test_the_same_idempotency_key_gets_the_recorded_answer() -> None:
+    async def scenario(b: Bench) -> None:
+        first = await b.chat([USER], idempotency="k1")
+        again = await b.chat([USER], idempotency="k1")
+        assert first.json() == again.json()
+        assert len(b.engine.asked) == 1
+        assert code(await b.chat([USER, USER], idempotency="k1")) == (422, "idempotency_key_reused")
+        assert (await b.chat([USER], attempt="a1", idempotency="k1")).json()["id"] == "a1-q0"
+        assert len((await b.record()).requests) == 1
+
+    bench(scenario)
+
+
+def test_a_cancelled_attempt_generates_nothing_any_more() -> None:
+    async def scenario(b: Bench) -> None:
+        b.engine.hold = asyncio.Event()
+        b.engine.closed = asyncio.Event()
+        waiting = asyncio.create_task(b.chat([USER]))  # at the gate
+        await asyncio.sleep(0.01)
+        b.engine.closed = None
+        generating = asyncio.create_task(b.chat([USER]))
+        while not b.engine.asked:
+            await asyncio.sleep(0)
+        worker = {"Authorization": f"Bearer {records_key(SECRET)}"}
+        done = await b.client.post("/side/cancel", json={"attempt_id": "a0"}, headers=worker)
+        assert done.json() == {}
+        assert [(await call).status_code for call in (waiting, generating)] == [499, 499]
+        assert b.engine.cancelled == 1
+        assert b.proxy.active_requests == 0
+        assert code(await b.chat([USER])) == (409, "attempt_closed")
+        assert code(await b.client.post("/side/cancel", json={"attempt_id": "a0"})) == (401, "bad_key")
+        assert [request.ending for request in (await b.record()).requests] == ["client_cancelled", "client_cancelled"]
+
+    bench(scenario)
+
+
+def test_a_stream_is_recorded_like_any_other_call() -> None:
+    async def scenario(b: Bench) -> None:
+        answer = await b.chat([USER], stream=True, stream_options={"include_usage": True})
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        lines = [line for line in answer.text.split("\n\n") if line]
+        assert lines[-1] == "data: [DONE]"
+        assert '"content": "hello"' in answer.text and '"total_tokens"' in lines[-2]
+        record = await b.record()
+        assert record.token_ids[record.requests[0].start :] == b.engine.ids
+
+    bench(scenario)
+
+
+def test_text_completions_continue_what_they_begin_with() -> None:
+    async def scenario(b: Bench) -> None:
+        b.says("ab", "length")
+        first = (await b.post("completions", {"prompt": "once "})).json()
+        assert first["choices"][0]["text"] == "ab"
+        await b.post("completions", {"prompt": "once ab and"})
+        ids = [*map(ord, "once ab andab"), 7]
+        await b.post("completions", {"prompt": ids})
+        assert code(await b.post("completions", {"prompt": [1 << 30]})) == (400, "invalid_value")
+        await b.post("completions", {"prompt": "twice"})
+        record = await b.record()
+        assert [request.opens for request in record.requests] == ["first", None, None, "history"]
+        assert record.token_ids[: len(ids)] == ids
+        assert record.loss_mask[: len(ids)] == [0] * 5 + [1, 1] + [0] * 4 + [1, 1] + [0]
+        assert b.engine.asked[3][0] == [*map(ord, "twice")]
+
+    bench(scenario)
+
+
+def test_segments_say_why_they_were_opened() -> None:
+    async def scenario(b: Bench) -> None:
+        b.proxy._calls._dialogue._tokenizer.manner = "forget"  # type: ignore[attr-defined]
+        b.says("<think>hm</think>a")
+        reply = (await b.chat([USER])).json()["choices"][0]["message"]
+        await b.chat([USER, reply, USER])
+        await b.chat([{"role": "user", "content": "edited"}])
+        assert [request.opens for request in (await b.record()).requests] == ["first", "template", "history"]
 
     bench(scenario)

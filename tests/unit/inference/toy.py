@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 from typing import Any
 
 START, END, OTHER_END = 100001, 100002, 100003
@@ -17,11 +19,16 @@ class ToyTokenizer:
         self.manner = manner
         self.end = END
         self.end_ids = frozenset({END, OTHER_END})
+        self.template = "<tool_call>"
+        self.vocabulary = sys.maxunicode + 1
         self.renders = 0
 
-    def render(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
+    def render(
+        self, messages: list[dict[str, Any]], add_generation_prompt: bool, tools: list[dict[str, Any]] | None = None
+    ) -> str:
         self.renders += 1
-        text = "".join(self._one(message, message is messages[-1]) for message in messages)
+        text = "".join(f"<|im_start|>tool {tool['function']['name']}<|im_end|>\n" for tool in tools or [])
+        text += "".join(self._one(message, message is messages[-1]) for message in messages)
         return text + ("<|im_start|>assistant\n" if add_generation_prompt else "")
 
     def _one(self, message: dict[str, Any], last: bool) -> str:
@@ -31,6 +38,8 @@ class ToyTokenizer:
                 content = content.strip()
             if self.manner == "forget" and not last:
                 content = re.sub(r"<think>.*</think>", "", content)
+            for call in message.get("tool_calls", []):
+                content += f"<tool_call>\n{json.dumps(call['function'])}\n</tool_call>"
         return f"<|im_start|>{message['role']}\n{content}<|im_end|>\n"
 
     def encode(self, text: str) -> list[int]:
@@ -58,7 +67,9 @@ class ByteTokenizer(ToyTokenizer):
         self.end = IM_END
         self.end_ids = frozenset({IM_END})
 
-    def render(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
+    def render(
+        self, messages: list[dict[str, Any]], add_generation_prompt: bool, tools: list[dict[str, Any]] | None = None
+    ) -> str:
         return str(self._hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt))
 
     def encode(self, text: str) -> list[int]:

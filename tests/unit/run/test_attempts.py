@@ -11,8 +11,8 @@ from hpcrl.errors import DataError, InfraError
 from hpcrl.harness import Outcome
 from hpcrl.metrics import metric
 from hpcrl.protocol.messages import ArtifactItem, Lease, Sampling, SealedItem
-from hpcrl.protocol.record import AttemptRecord
-from hpcrl.run.attempts import Ended, attempt_values, fetch_record
+from hpcrl.protocol.record import AttemptRecord, Ending, RequestRecord
+from hpcrl.run.attempts import Ended, _judge_program, attempt_values, fetch_record
 
 RECORD = AttemptRecord(
     attempt_id="g1-r0-a0",
@@ -116,3 +116,34 @@ def test_every_value_of_an_attempt_is_a_known_metric() -> None:
     for name in values:
         assert metric(name).name == name
     assert values["policy_failures"] == {"context_exceeded": 1} and values["tokens_sampled"] == 4
+
+
+def request(ending: Ending) -> RequestRecord:
+    return RequestRecord(
+        request_id="q",
+        segment=0,
+        prompt_tokens=1,
+        start=0,
+        end=0,
+        ending=ending,
+        sampling=Sampling(),
+        started_at=0.0,
+        queue_s=0.5,
+        generate_s=1.0,
+    )
+
+
+def test_a_program_whose_context_is_full_is_the_policys_failure_whatever_its_exit_code() -> None:
+    outcome = Outcome(ended="program", problem="1: context_length_exceeded")
+    _judge_program(outcome, RECORD.model_copy(update={"requests": [request("stop"), request("truncated")]}))
+    assert (outcome.ended, outcome.policy_failure, outcome.problem) == ("truncated", "truncated", None)
+    assert (outcome.turns, outcome.model_s) == (2, 3.0)
+
+
+def test_a_program_that_fails_otherwise_stays_a_problem() -> None:
+    outcome = Outcome(ended="program", problem="1: no key")
+    _judge_program(outcome, RECORD.model_copy(update={"requests": [request("truncated"), request("stop")]}))
+    assert (outcome.ended, outcome.policy_failure, outcome.problem) == ("program", None, "1: no key")
+    built_in = Outcome(ended="max_turns", turns=1)
+    _judge_program(built_in, RECORD.model_copy(update={"requests": [request("truncated")]}))
+    assert (built_in.ended, built_in.turns) == ("max_turns", 1)
