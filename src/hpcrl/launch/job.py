@@ -37,6 +37,7 @@ log = logging.getLogger("hpcrl.launch")
 
 _COORDINATOR_START_S = 60.0
 _FINISH_S = 60.0
+_SWEEP_S = 20.0
 
 
 def new_run_dir(config: RunConfig) -> Path:
@@ -95,7 +96,8 @@ def launch_slurm(root: Path, config: RunConfig, *, resume: bool = False) -> None
     host = routable_address()
     for path, script in plan.task_epilogs(run).items():
         publish_text(path, script, 0o700)
-    with _stop_signals() as signals, Watcher(run) as watcher, _recorded(run, before) as record:
+    sweep = plan.memory_sweep(run, sized)
+    with _stop_signals() as signals, _swept(sweep), Watcher(run) as watcher, _recorded(run, before) as record:
         _check_shared(run, sized, signals)
         _check_sandboxes(run, plan.sandbox_check(run, sized), signals)
         record.begin()
@@ -169,6 +171,19 @@ def _stop_signals() -> Iterator[list[int]]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _swept(command: list[str]) -> Iterator[None]:
+    """Run ``command`` last of all when the run did not succeed."""
+    try:
+        yield
+    except BaseException:
+        try:
+            subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SWEEP_S, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            log.warning("not swept: %s", error)
+        raise
 
 
 class _Record:

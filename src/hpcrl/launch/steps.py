@@ -151,17 +151,25 @@ def sandbox_check(run: RunDir, config: RunConfig) -> list[str]:
     return [*srun, *sandbox_check_here(run)]
 
 
+def memory_sweep(run: RunDir, config: RunConfig) -> list[str]:
+    """A step on every inference node that removes the run's weight copies from shared memory: srun kills ranks without a last word."""
+    srun = ["srun", "--het-group=1", "--ntasks-per-node=1", "--mpi=none", "--overlap", *config.slurm.srun_args]
+    return [*srun, "sh", "-c", 'rm -f /dev/shm/hpcrl-"$1"-*.weights', "sh", run.run_id]
+
+
 def task_epilogs(run: RunDir) -> dict[Path, str]:
     """Scripts that Slurm runs on a rank's or worker's node after it has ended, however it ended: SIGKILL leaves no last word.
 
     After inference ranks: the run's weight copies are removed from the node's shared memory. Ranks end together (a step with one bad
     exit is ended), so that nobody on the node needs them any more. After workers and scorers: what dead ones left of sandboxes.
+    A step that is being ended sends SIGTERM to its epilogs too; they go on, and what kills them first is left to `memory_sweep`, if the
+    launcher lives, and to the next rank or worker on the node.
     """
     mine = f"/dev/shm/hpcrl-{shlex.quote(run.run_id)}"
     weights = f"rm -rf {mine}-*.weights {mine}-*.adapters"
     sandboxes = shlex.join([sys.executable, "-m", "hpcrl.sandbox.sweep"])
     texts = {"inference": weights, "worker": f"exec {sandboxes}", "scorer": f"exec {sandboxes}"}
-    return {_epilog(run, role): f"#!/bin/sh\n{text}\n" for role, text in texts.items()}
+    return {_epilog(run, role): f"#!/bin/sh\ntrap '' TERM\n{text}\n" for role, text in texts.items()}
 
 
 def _epilog(run: RunDir, role: str) -> Path:

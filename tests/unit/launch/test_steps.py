@@ -95,6 +95,12 @@ def test_checks_run_once_per_node() -> None:
     assert sandbox[-4:] == plan.sandbox_check_here(RUN)[-4:] == ["-m", "hpcrl.run.check", "--run-dir", "/shared/runs/r"]
 
 
+def test_a_sweep_removes_this_runs_weights_only() -> None:
+    argv = plan.memory_sweep(RUN, config())
+    assert "--het-group=1" in argv
+    assert argv[-3:] == ['rm -f /dev/shm/hpcrl-"$1"-*.weights', "sh", "r"]
+
+
 def test_the_end_of_an_inference_rank_removes_this_runs_weights_only(tmp_path: Path) -> None:
     mine, other = RunDir(tmp_path / "my run's"), RunDir(tmp_path / "my")
     names = [f"hpcrl-{run.run_id}-replica{index}" for run in (mine, other) for index in ("0-0.weights", "1.adapters")]
