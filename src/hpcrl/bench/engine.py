@@ -34,15 +34,16 @@ _PATIENCE_S = 1800.0
 
 
 class Engine:
-    """One vLLM server that serves the model directory ``model`` as version 0.0. Use as a context manager."""
+    """One vLLM server with ``threads`` threads that serves the model directory ``model`` as version 0.0. Use as a context manager."""
 
-    def __init__(self, model: Path, dtype: str, log: Path) -> None:
+    def __init__(self, model: Path, dtype: str, threads: int, log: Path) -> None:
         config = parse_config(
             {
                 "model": {"path": str(model), "dtype": dtype},
                 "tasks": {"train": "none"},
                 "rollout": {"context_tokens": 2 * _TOKENS, "max_tokens": _TOKENS},
                 "inference": {
+                    "threads": threads,
                     "enforce_eager": True,
                     "kv_cache_gib": 0.5,
                     "max_num_seqs": 4,

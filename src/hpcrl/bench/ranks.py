@@ -83,7 +83,7 @@ def main() -> None:
             receiver = ReceiverSide(plan, directory, world, wire, staging, nbytes)
             stack.callback(receiver.close)
             if plan.engine and rank == plan.senders:
-                engine = Engine(Path(plan.model), plan.dtype, directory / "vllm.log")
+                engine = Engine(Path(plan.model), plan.dtype, plan.threads, directory / "vllm.log")
                 receiver.engine = stack.enter_context(engine)
             side = receiver
         rows = rounds(plan, side, wire, say)

@@ -47,7 +47,7 @@ _FILE = "model.safetensors"
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What one run measures. ``limited``: the links have a rate limit, so the file baseline crosses them too. ``baselines``: gloo and
-    files are measured as well.
+    files are measured as well. ``threads``: the engine's.
     """
 
     model: str
@@ -58,6 +58,7 @@ class Plan:
     repeats: int
     limited: bool
     engine: bool
+    threads: int
     baselines: bool
 
     @property

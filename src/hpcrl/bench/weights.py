@@ -48,6 +48,7 @@ class WeightsBench:
     cluster: str
     model: Path | None = None
     engine: bool = True
+    threads: int = 1
     baselines: bool = True
 
     def run(self, progress: Callable[[str], None]) -> dict[str, Any]:
@@ -73,8 +74,8 @@ class WeightsBench:
         return summarise([found["rows"] for found in ranks], self.senders) | fixed
 
     def _check(self) -> None:
-        if self.senders < 1 or self.receivers < 1 or self.repeats < 1:
-            raise UserError("--senders, --receivers and --repeat must be at least 1")
+        if min(self.senders, self.receivers, self.repeats, self.threads) < 1:
+            raise UserError("--senders, --receivers, --threads and --repeat must be at least 1")
         for option, value, allowed in (("dtype", self.dtype, _DTYPES), ("algo", self.algorithm, _ALGORITHMS)):
             if value not in allowed:
                 raise UserError(f"--{option} {value}: allowed are {', '.join(allowed)}")
@@ -119,6 +120,7 @@ class WeightsBench:
             "repeats": self.repeats,
             "limited": self.link != "none",
             "engine": self.engine,
+            "threads": self.threads,
             "baselines": self.baselines,
         }
         (directory / "plan.json").write_text(json.dumps(plan), encoding="utf-8")

@@ -25,6 +25,7 @@ def weights(
     repeat: Annotated[int, typer.Option(help="Counted rounds, after one to warm up.")] = 5,
     model: Annotated[Path | None, typer.Option(help="Publish this model directory instead of one of --size.")] = None,
     engine: Annotated[bool, typer.Option(help="Serve, stream and flip; without it only the way of the bytes.")] = True,
+    threads: Annotated[int, typer.Option(help="Threads of the engine.")] = 1,
     baselines: Annotated[bool, typer.Option(help="gloo's broadcast and file + reload as well.")] = True,
     name: Annotated[str, typer.Option(help="Name of the development cluster that is started for it.")] = "hpcrl-bench",
     table: Annotated[
@@ -51,6 +52,7 @@ def weights(
         cluster=name,
         model=model,
         engine=engine,
+        threads=threads,
         baselines=baselines,
     )
     result = bench.run(_say)

@@ -18,7 +18,8 @@ def results(**changes: float) -> dict[str, dict[str, Any]]:
     }
     values |= {"load_only_s": 0.15, "snapshot_s": 0.1, "blocked_s": 0.11, "rss_growth": 0.001}
     values |= {"bytes": 1 << 30, "receiver_bytes": (2 << 30) + (13 << 20)}
-    return dict.fromkeys(RUNS, values | changes)
+    values |= changes
+    return {name: dict(values) for name in RUNS}
 
 
 def test_each_target_is_a_line_that_says_whether_it_was_reached() -> None:
