@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from hpcrl.cli.main import app
 from hpcrl.coordinator.database import create_tables
+from hpcrl.protocol.keyfiles import issue_keys
 from hpcrl.protocol.rundir import RunDir, publish_text
 from hpcrl.trajectory import ShardWriter, Trajectory
 
@@ -30,7 +31,7 @@ def run(tmp_path: Path) -> RunDir:
     found = RunDir(tmp_path / "runs" / "r")
     found.create()
     publish_text(found.config, yaml.safe_dump({"model": {"path": "m"}, "tasks": {"train": "t"}}))
-    publish_text(found.token, "secret\n", 0o600)
+    issue_keys(found)
     end = {"state": "success", "reason": "", "started_at": 1.0, "ended_at": 2.0}
     publish_text(found.end, json.dumps(end))
     publish_text(found.metrics / "trainer-0.jsonl", '{"t": 1.5, "step": 1, "reward_mean": 0.5}\n')

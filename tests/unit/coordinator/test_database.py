@@ -226,6 +226,7 @@ def test_check_and_history_from_the_command_line(tmp_path: Path) -> None:
     target = sqlite3.connect(tmp_path / "coordinator.db")
     world.db.backup(target)
     target.close()
+    (tmp_path / "config.resolved.yaml").touch()
     runner = CliRunner()
     fine = runner.invoke(app, ["db", "check", str(tmp_path)])
     assert fine.exit_code == 0 and "0 broken" in fine.stdout

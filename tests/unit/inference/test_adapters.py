@@ -38,6 +38,9 @@ class FakeServer:
     async def start(self) -> float:
         return 1.0
 
+    async def check(self, manifest: Path, staging: Path) -> None:
+        assert (manifest.exists(), staging) == (True, Path("staging"))
+
     async def load_adapter(self, version: str, manifest: Path, directory: Path) -> float:
         self._as_told()
         assert directory == Path("store") / version
