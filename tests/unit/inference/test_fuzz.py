@@ -149,9 +149,7 @@ class Wire:
 def headers(hostile: Hostile, path: str) -> list[tuple[bytes, bytes]]:
     attempt = f"a{hostile.random.randrange(ATTEMPTS)}"
     key = (
-        records_key(SECRET)
-        if path.startswith("/side")
-        else sign_attempt_key(SECRET, AttemptKey(attempt, "0.1", "r0"))
+        records_key(SECRET) if path.startswith("/side") else sign_attempt_key(SECRET, AttemptKey(attempt, "0.1", "r0"))
     )
     pick = hostile.random.random()
     found = [(b"authorization", b"Bearer " + (key.encode() if pick > 0.05 else hostile.random.randbytes(9)))]
