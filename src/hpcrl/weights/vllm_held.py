@@ -104,11 +104,6 @@ class Watch(TorchDispatchMode):
             self._targets[module, name] = self._by_storage.setdefault(_storage(tensor), target)
             self._alive.append(tensor.untyped_storage())
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """No: nothing is compiled while weights load, and torch's guard around each of thousands of operations costs time."""
-        return False
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func is torch.ops.aten.copy_.default:
