@@ -239,7 +239,7 @@ def test_killed_engine_is_replaced_and_reloaded(
     api_server = min(pid for pid in session_members(guard) if pid != guard)
     began = time.monotonic()
     os.kill(api_server, signal.SIGKILL)
-    while replica.restarts == 0 and time.monotonic() - began < 30:
+    while replica.restarts == 0 and time.monotonic() - began < 120:
         time.sleep(0.02)
     print(f"death noticed after {time.monotonic() - began:.2f} s")
     assert replica.restarts == 1
