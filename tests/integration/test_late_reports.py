@@ -76,5 +76,6 @@ def test_a_worker_stopped_past_its_lease_reports_in_vain(coordinator: Coordinato
 
 @pytest.mark.parametrize("argv", [["db", "check"], ["status", "rollout", "g000000-r0", "--run-dir"]])
 def test_a_run_without_a_database_is_one_line(tmp_path: Path, argv: list[str]) -> None:
+    (tmp_path / "config.resolved.yaml").touch()
     result = CliRunner().invoke(app, [*argv, str(tmp_path)])
     assert result.exit_code == 2 and "the run has not begun" in result.stderr

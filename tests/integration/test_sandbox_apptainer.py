@@ -202,7 +202,8 @@ def test_as_an_ordinary_user(image: Image, scratch: Path) -> None:
     )
     source = scratch.parent / "src"  # the project itself may lie where only root can pass
     shutil.copytree(ROOT / "src" / "hpcrl" / "sandbox", source / "hpcrl" / "sandbox")
-    for name in ("__init__.py", "errors.py"):
+    (source / "hpcrl" / "protocol").mkdir()
+    for name in ("__init__.py", "errors.py", "protocol/__init__.py", "protocol/clip.py"):
         shutil.copy(ROOT / "src" / "hpcrl" / name, source / "hpcrl" / name)
     home = scratch.parent / "user"
     home.mkdir()
