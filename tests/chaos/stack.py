@@ -16,9 +16,9 @@ from pathlib import Path
 
 from hpcrl.config import dump_config, parse_config
 from hpcrl.protocol import client as c
-from hpcrl.protocol import messages as m
 from hpcrl.protocol.keyfiles import issue_keys
 from hpcrl.protocol.rundir import RunDir, publish_text
+from hpcrl.protocol.status import Status, StatusRequest
 
 __all__ = ["GROUPS_PER_STEP", "GROUP_SIZE", "ROLES", "Stack"]
 
@@ -121,10 +121,10 @@ class Stack:
     def done(self) -> bool:
         return (self.run.root / "done").exists()
 
-    def status(self) -> m.Status | None:
+    def status(self) -> Status | None:
         client = c.Client(self.run, "admin", patience_s=0.2)
         try:
-            return client.call(c.STATUS, m.StatusRequest())
+            return client.call(c.STATUS, StatusRequest())
         except c.CoordinatorGone:
             return None
         finally:

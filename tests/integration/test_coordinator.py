@@ -22,6 +22,7 @@ from hpcrl.protocol.keyfiles import issue_keys, read_keys
 from hpcrl.protocol.keys import Role, read_attempt_key
 from hpcrl.protocol.rundir import RunDir, publish_text
 from hpcrl.protocol.states import State
+from hpcrl.protocol.status import Status, StatusRequest
 
 
 class Coordinator:
@@ -147,8 +148,8 @@ class Roles:
     def batch(self, version: str, wait_s: float = 10.0) -> m.Batch:
         return self.trainer.call(c.BATCH, m.BatchRequest(version=version, wait_s=wait_s))
 
-    def status(self) -> m.Status:
-        return self.admin.call(c.STATUS, m.StatusRequest())
+    def status(self) -> Status:
+        return self.admin.call(c.STATUS, StatusRequest())
 
 
 def test_a_run_survives_kill_9_at_every_stage(coordinator: Coordinator) -> None:

@@ -14,6 +14,7 @@ from hpcrl.protocol import messages as m
 from hpcrl.protocol.history import HistoryRequest, RolloutHistory
 from hpcrl.protocol.rundir import RunDir
 from hpcrl.protocol.states import State
+from hpcrl.protocol.status import Status, StatusRequest
 from hpcrl.trainer.feed import Coordinator
 
 pytestmark = pytest.mark.timeout(900)
@@ -42,13 +43,13 @@ class Overheard:
         """Nothing by default."""
 
 
-def trained_once_each(run: RunDir, overheard: Overheard) -> m.Status:
+def trained_once_each(run: RunDir, overheard: Overheard) -> Status:
     """What the batches held that were trained is every rollout of the run once, and the coordinator's books say the same."""
     trained = [reference.rollout_id for refs in overheard.batches.values() for reference in refs]
     assert sorted(trained) == sorted(ROLLOUTS)
     admin = c.Client(run, "admin")
     try:
-        status = admin.call(c.STATUS, m.StatusRequest())
+        status = admin.call(c.STATUS, StatusRequest())
     finally:
         admin.close()
     assert (status.step, status.duplicates, status.consumed) == (6, 0, len(ROLLOUTS))
@@ -110,7 +111,7 @@ def test_a_damaged_shard_is_named_put_aside_and_its_samples_are_trained_all_the_
             assert again.shard != told.shard
 
 
-def run_with_bound(tmp_path: Path, bound: float | None) -> tuple[m.Status, Overheard]:
+def run_with_bound(tmp_path: Path, bound: float | None) -> tuple[Status, Overheard]:
     with running(tmp_path, staleness={"max_ratio_dev": bound}) as run:
         config = load_config(run.config)
         overheard: list[Overheard] = []

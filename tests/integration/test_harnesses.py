@@ -18,7 +18,8 @@ import pytest
 import uvicorn
 from toy import END, ToyTokenizer
 
-from hpcrl.config.schema import ModelSection, RolloutSection, RunConfig, TasksSection
+from hpcrl.config.schema import RunConfig
+from hpcrl.config.sections import ModelSection, RolloutSection, TasksSection
 from hpcrl.harness import TOOLS, ChatClient, Limits, Outcome, run_attempt, run_program
 from hpcrl.inference.proxy import Proxy
 from hpcrl.inference.supervisor import Generated, TokenSpan

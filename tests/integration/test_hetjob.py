@@ -22,8 +22,8 @@ from hetjobs import ROOT, Job, Jobs
 
 from hpcrl.devcluster.procs import snapshot
 from hpcrl.protocol import client as api
-from hpcrl.protocol import messages as m
 from hpcrl.protocol.rundir import RunDir
+from hpcrl.protocol.status import StatusRequest
 from hpcrl.sandbox.images import resolve
 from hpcrl.trajectory.reader import ShardReader
 from hpcrl.weights.manifest import Manifest
@@ -157,7 +157,7 @@ def test_a_cancelled_run_whose_attempts_all_fail_records_its_end(jobs: Jobs) -> 
     with closing(api.Client(run, "admin")) as client:
 
         def failing() -> bool:
-            return sum(client.call(api.STATUS, m.StatusRequest()).failures.values()) > 200
+            return sum(client.call(api.STATUS, StatusRequest()).failures.values()) > 200
 
         job.wait_for(failing, START_S, "loop of failures")
     jobs.slurm("scancel", job.job_id)

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from replicas import SECRET, Client, Loop, forward_logprobs, save_model, stage
 
-from hpcrl.config.schema import InferenceSection, ModelSection, RolloutSection, RunConfig, TasksSection
+from hpcrl.config.schema import RunConfig
+from hpcrl.config.sections import InferenceSection, ModelSection, RolloutSection, TasksSection
 from hpcrl.errors import InfraError
 from hpcrl.inference.guard import session_members
 from hpcrl.inference.replica import Replica

@@ -12,8 +12,8 @@ from hpcrl.config import load_config
 from hpcrl.errors import InfraError
 from hpcrl.metrics import read_metrics
 from hpcrl.protocol import client as c
-from hpcrl.protocol import messages as m
 from hpcrl.protocol.rundir import RunDir
+from hpcrl.protocol.status import StatusRequest
 from hpcrl.trainer.checkpoint import latest_complete
 
 
@@ -42,7 +42,7 @@ def test_a_whole_run_and_a_resume(run: RunDir, delay_s: float) -> None:
     resumed = train(run, config, delay_s)
     assert resumed["version"] == "1.6"
     admin = c.Client(run, "admin")
-    status = admin.call(c.STATUS, m.StatusRequest())
+    status = admin.call(c.STATUS, StatusRequest())
     admin.close()
     assert (status.step, status.duplicates, status.consumed) == (6, 0, 6 * 8)
 

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from replicas import SECRET, Client, Loop, forward_logprobs, save_model, stage
 
-from hpcrl.config.schema import InferenceSection, ModelSection, RolloutSection, RunConfig, TasksSection, WeightsSection
+from hpcrl.config.schema import RunConfig
+from hpcrl.config.sections import InferenceSection, ModelSection, RolloutSection, TasksSection, WeightsSection
 from hpcrl.errors import InfraError
 from hpcrl.inference.replica import Replica
 from hpcrl.inference.supervisor import Flipped

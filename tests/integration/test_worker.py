@@ -25,6 +25,7 @@ from hpcrl.protocol.keys import AttemptKey, proxy_secret
 from hpcrl.protocol.record import AttemptRecord
 from hpcrl.protocol.rundir import RunDir
 from hpcrl.protocol.states import State
+from hpcrl.protocol.status import Status, StatusRequest
 from hpcrl.report import collect, summarize
 from hpcrl.trajectory import ShardCache
 
@@ -110,8 +111,8 @@ class World:
             f"no batch; worker log:\n{self.log('worker')[-3000:]}\nscorer log:\n{self.log('scorer')[-3000:]}"
         )
 
-    def status(self) -> m.Status:
-        return Client(self.run, "admin").call(calls.STATUS, m.StatusRequest())
+    def status(self) -> Status:
+        return Client(self.run, "admin").call(calls.STATUS, StatusRequest())
 
     def finish(self) -> None:
         """The run is over: workers and scorers end by themselves, with code 0."""

@@ -50,7 +50,7 @@ def _mpi() -> str:
 
 
 def _sandbox() -> str:
-    from hpcrl.config.schema import SandboxSection
+    from hpcrl.config.sections import SandboxSection
     from hpcrl.sandbox.check import preflight
     from hpcrl.sandbox.images import resolve
 

@@ -18,8 +18,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from hpcrl.config import load_config
 from hpcrl.errors import HpcrlError, InfraError, RunError, UserError
 from hpcrl.protocol import client as api
-from hpcrl.protocol import messages as m
 from hpcrl.protocol.rundir import RunDir
+from hpcrl.protocol.status import Status, StatusRequest
 
 __all__ = ["follow", "follow_while", "lost_job", "read_end", "show", "wait_lines"]
 
@@ -122,7 +122,7 @@ def show(run: RunDir, as_json: bool = False) -> None:
         return
     client = api.Client(run, "admin", patience_s=3.0)
     try:
-        status = client.call(api.STATUS, m.StatusRequest())
+        status = client.call(api.STATUS, StatusRequest())
     finally:
         client.close()
     if as_json:
@@ -134,7 +134,7 @@ def show(run: RunDir, as_json: bool = False) -> None:
         print(line)
 
 
-def wait_lines(status: m.Status, now: float) -> list[str]:
+def wait_lines(status: Status, now: float) -> list[str]:
     """``trainer waits for batch 0.7 for 12 s: 2 of 4 groups complete; …``, one line per waiting party."""
     lines = [
         f"{wait.who} waits for {wait.what} for {max(0.0, now - wait.since):.0f} s: {wait.why}" for wait in status.waits
@@ -155,7 +155,7 @@ def _print_result(run: RunDir) -> None:
         print(f"summary: {run.summary}\nreport:  {run.report}", flush=True)
 
 
-def describe(status: m.Status) -> str:
+def describe(status: Status) -> str:
     """One line: what a person wants to know first."""
     reward = "–" if status.recent_reward is None else f"{status.recent_reward:.2f}"
     evals = [f"{result.version}: {result.success:.2f}" for result in status.eval if result.success is not None]
@@ -216,13 +216,13 @@ class _Display:
         evals = [(result.version, result.success) for result in status.eval]
         self._say(f"step {status.step}/{total} · {stage}", f"{status.step} {status.version is None} {evals}")
 
-    def _status(self) -> m.Status | None:
+    def _status(self) -> Status | None:
         if self._run.endpoint("coordinator") is None or self._run.end.exists():
             return None
         if self._client is None:
             self._client = api.Client(self._run, "admin", patience_s=1.0)
         try:
-            return self._client.call(api.STATUS, m.StatusRequest())
+            return self._client.call(api.STATUS, StatusRequest())
         except InfraError:
             return None
 

@@ -28,6 +28,7 @@ from hpcrl.coordinator.worker_calls import WorkerCalls
 from hpcrl.protocol import client as c
 from hpcrl.protocol import messages as m
 from hpcrl.protocol.states import State
+from hpcrl.protocol.status import Status, StatusRequest
 from hpcrl.protocol.version import PolicyVersion
 
 __all__ = ["Call", "Queue"]
@@ -119,12 +120,12 @@ class Queue:
             replica.version, replica.state, replica.target = None, ReplicaState.UP, None
             self.ledger.changes.replica(replica)
 
-    def status(self, request: m.StatusRequest, now: float) -> m.Status:
+    def status(self, request: StatusRequest, now: float) -> Status:
         """A snapshot. ``duplicates`` is the store's to count (it has every consumption); 0 here."""
         ledger, tally = self.ledger, self.ledger.tally
         quorum = ledger.config.weights.quorum or 1
         served = [version for version, known in ledger.versions.items() if len(known.ready) >= quorum]
-        return m.Status(
+        return Status(
             run_id=self.run_id,
             step=ledger.position.step,
             version=str(max(served)) if served else None,

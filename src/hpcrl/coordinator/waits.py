@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hpcrl.coordinator.entities import Group, Replica, ReplicaState, Rollout
-from hpcrl.protocol import messages as m
 from hpcrl.protocol.states import State
+from hpcrl.protocol.status import Wait
 
 if TYPE_CHECKING:
     from hpcrl.coordinator.binding import Binder
@@ -41,7 +41,7 @@ class Asking:
         return [(who, what, since) for (who, what), (since, _) in self._since.items()]
 
 
-def waits(ledger: Ledger, binder: Binder, now: float) -> list[m.Wait]:
+def waits(ledger: Ledger, binder: Binder, now: float) -> list[Wait]:
     """All that waits now, longest first."""
     found = []
     for who, what, since in ledger.asking.present(now):
@@ -51,14 +51,14 @@ def waits(ledger: Ledger, binder: Binder, now: float) -> list[m.Wait]:
             why = _eval_reason(ledger, binder, now)
         else:
             why = _no_work_reason(ledger, binder)
-        found.append(m.Wait(who=who, what=what, since=since, why=why))
+        found.append(Wait(who=who, what=what, since=since, why=why))
     for replica in ledger.replicas.values():
         if replica.target is not None:
             found.append(_replica_wait(ledger, replica, now))
     return sorted(found, key=lambda wait: wait.since)
 
 
-def _replica_wait(ledger: Ledger, replica: Replica, now: float) -> m.Wait:
+def _replica_wait(ledger: Ledger, replica: Replica, now: float) -> Wait:
     held = [_rollout_text(attempt.rollout, now) for attempt in replica.live.values()]
     needed = [_rollout_text(attempt.rollout, now) for attempt in ledger.pinning.blockers(replica)]
     if ledger.pinning.standby and needed:
@@ -72,7 +72,7 @@ def _replica_wait(ledger: Ledger, replica: Replica, now: float) -> m.Wait:
     else:
         why = f"{len(held)} attempts still run on it: {'; '.join(held[:_SHOWN])}"
     since = replica.draining_since or replica.target_since
-    return m.Wait(who=f"replica {replica.replica_id}", what=f"version {replica.target}", since=since, why=why)
+    return Wait(who=f"replica {replica.replica_id}", what=f"version {replica.target}", since=since, why=why)
 
 
 def _batch_reason(ledger: Ledger, binder: Binder, now: float) -> str:

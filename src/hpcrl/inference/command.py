@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcrl.config.schema import LoraSection, RunConfig
+from hpcrl.config.schema import RunConfig
+from hpcrl.config.sections import LoraSection
 from hpcrl.errors import ConfigError
 from hpcrl.weights.vllm_engine import BACKEND
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpcrl.config.schema import RolloutSection
+from hpcrl.config.sections import RolloutSection
 from hpcrl.inference.answers import ApiError
 from hpcrl.inference.messages import parse_messages, parse_tools
 from hpcrl.protocol.messages import Sampling

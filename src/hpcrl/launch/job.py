@@ -30,6 +30,7 @@ from hpcrl.protocol import messages as m
 from hpcrl.protocol.address import routable_address
 from hpcrl.protocol.keyfiles import issue_keys
 from hpcrl.protocol.rundir import RunDir, publish_text
+from hpcrl.protocol.status import StatusRequest
 
 __all__ = ["create_run", "launch_local", "launch_slurm", "new_run_dir"]
 
@@ -287,7 +288,7 @@ def _finish(run: RunDir, watcher: Watcher, reason: str) -> None:
             late = watcher.wait_ended(lambda name: name.startswith(("worker", "scorer")), _FINISH_S)
             if late:
                 log.warning("had to stop: %s", ", ".join(late))
-        status = client.call(api.STATUS, m.StatusRequest())
+        status = client.call(api.STATUS, StatusRequest())
         publish_text(run.final_status, status.model_dump_json(indent=1) + "\n")
     except InfraError as error:
         log.warning("no final status: %s", error)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from hpcrl.config import RunConfig
 from hpcrl.errors import InfraError, UserError
 from hpcrl.protocol import client as api
-from hpcrl.protocol import messages as m
 from hpcrl.protocol.rundir import RunDir
+from hpcrl.protocol.status import StatusRequest
 
 if TYPE_CHECKING:
     from hpcrl.scoring.private import PrivateTask
@@ -93,7 +93,7 @@ def check_resumable(root: Path) -> None:
         return
     client = api.Client(run, "admin", patience_s=0.0)
     try:
-        client.call(api.STATUS, m.StatusRequest())
+        client.call(api.STATUS, StatusRequest())
     except InfraError:
         return  # its coordinator is gone: the run ended or was cut off
     finally:

@@ -26,6 +26,7 @@ from hpcrl.protocol.history import HistoryRequest, RolloutHistory
 from hpcrl.protocol.keyfiles import read_keys
 from hpcrl.protocol.keys import Role
 from hpcrl.protocol.rundir import RunDir
+from hpcrl.protocol.status import Status, StatusRequest
 
 __all__ = ["ENDPOINTS", "AsyncClient", "Client", "CoordinatorGone", "Endpoint", "wait_for_endpoint"]
 
@@ -70,7 +71,7 @@ EVAL = Endpoint("/v1/trainer/eval", "trainer", m.EvalRequest, m.Empty)
 EVAL_STATUS = Endpoint("/v1/trainer/eval_status", "trainer", m.EvalStatusRequest, m.EvalResult, mutates=False)
 
 FINISH = Endpoint("/v1/admin/finish", "admin", m.Finish, m.Empty)
-STATUS = Endpoint("/v1/admin/status", "admin", m.StatusRequest, m.Status, mutates=False)
+STATUS = Endpoint("/v1/admin/status", "admin", StatusRequest, Status, mutates=False)
 HISTORY = Endpoint("/v1/admin/history", "admin", HistoryRequest, RolloutHistory, mutates=False)
 
 ENDPOINTS: tuple[Endpoint, ...] = (

@@ -20,8 +20,9 @@ from pydantic import ValidationError
 from hpcrl.config import RunConfig, load_config
 from hpcrl.errors import UserError
 from hpcrl.metrics import read_metrics
-from hpcrl.protocol.messages import EvalResult, Status
+from hpcrl.protocol.messages import EvalResult
 from hpcrl.protocol.rundir import RunDir, publish_text
+from hpcrl.protocol.status import Status
 from hpcrl.protocol.version import PolicyVersion
 
 __all__ = ["Point", "RunData", "Stage", "collect", "percentile", "read_status", "save_summary", "stages", "summarize"]

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from hpcrl.config.schema import LoraSection
+from hpcrl.config.sections import LoraSection
 from hpcrl.errors import UserError
 from hpcrl.weights.adapter import peft_config, peft_name
 

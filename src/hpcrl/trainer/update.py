@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hpcrl.config.schema import TrainerSection
+from hpcrl.config.sections import TrainerSection
 from hpcrl.trainer.batch import MicroBatch
 from hpcrl.trainer.distributed import Ranks
 from hpcrl.trainer.losses import TokenSums, clipped_loss_sum, ratio_sums

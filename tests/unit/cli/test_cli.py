@@ -19,6 +19,7 @@ from hpcrl.cli.main import app
 from hpcrl.errors import RunError
 from hpcrl.protocol import messages as m
 from hpcrl.protocol.rundir import RunDir, publish_text
+from hpcrl.protocol.status import Status
 
 RUNNER = CliRunner()
 
@@ -156,7 +157,7 @@ def test_a_lost_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: set
 
 
 def test_a_status_on_one_line() -> None:
-    status = m.Status(
+    status = Status(
         run_id="r",
         step=3,
         version="0.3",

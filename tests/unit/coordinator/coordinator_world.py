@@ -20,6 +20,7 @@ from hpcrl.coordinator.restore import count_duplicates, groups_consumed_after, r
 from hpcrl.coordinator.store import write_changes
 from hpcrl.protocol import client as c
 from hpcrl.protocol import messages as m
+from hpcrl.protocol.status import Status, StatusRequest
 from hpcrl.protocol.version import PolicyVersion
 
 Rep = TypeVar("Rep", bound=m.Message)
@@ -88,8 +89,8 @@ class Harness:
         self.queue = Queue(self.config, self.tasks, self.eval_tasks, "secret")
         restore(self.queue, self.db, self.now)
 
-    def status(self) -> m.Status:
-        return self.call(c.STATUS, m.StatusRequest()).model_copy(update={"duplicates": count_duplicates(self.db)})
+    def status(self) -> Status:
+        return self.call(c.STATUS, StatusRequest()).model_copy(update={"duplicates": count_duplicates(self.db)})
 
     # ---- single steps used by the tests
 

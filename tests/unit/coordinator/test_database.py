@@ -21,6 +21,7 @@ from hpcrl.errors import EnvironmentFault, UserError
 from hpcrl.protocol import client as c
 from hpcrl.protocol import messages as m
 from hpcrl.protocol.states import State
+from hpcrl.protocol.status import StatusRequest
 
 V1 = """
 CREATE TABLE meta (key TEXT, value TEXT, PRIMARY KEY (key));
@@ -168,7 +169,7 @@ def test_a_first_schema_is_brought_up_to_date_with_everything_in_it(tmp_path: Pa
     assert check_database(connection) == []
     queue = Queue(make_config(), make_tasks(3), [], "secret")
     restore(queue, connection, 10.0)
-    status = queue.status(m.StatusRequest(), 10.0)
+    status = queue.status(StatusRequest(), 10.0)
     assert status.attempts == {State.LEASED: 1, State.INFRA_FAILED: 1}
     assert status.rollouts == {State.LEASED: 1, State.PENDING: 1}
     assert status.failures == {"infra:node_lost": 1}

@@ -8,6 +8,7 @@ from coordinator_world import Harness, harness
 from hpcrl.coordinator.ledger import Refused
 from hpcrl.protocol import client as c
 from hpcrl.protocol import messages as m
+from hpcrl.protocol.status import StatusRequest
 
 SECTIONS: dict[str, dict] = {
     "coordinator": {"infra_retries": 0, "failed_groups": 3, "failed_after_s": 60.0},
@@ -31,7 +32,7 @@ def test_a_run_that_only_fails_is_given_up_with_the_reasons_also_after_a_restart
     world = harness(**SECTIONS)
     fail_groups(world, 2, 30.0)
     world.restart()
-    world.call(c.STATUS, m.StatusRequest())
+    world.call(c.STATUS, StatusRequest())
     assert world.batch("0.0").groups is None
     fail_groups(world, 1, 0.0)
     for _ in range(2):

@@ -19,6 +19,7 @@ from hpcrl.coordinator.store import Store
 from hpcrl.errors import EnvironmentFault
 from hpcrl.protocol import client as c
 from hpcrl.protocol import messages as m
+from hpcrl.protocol.status import Status, StatusRequest
 from hpcrl.protocol.version import PolicyVersion
 
 anyio_test = pytest.mark.anyio
@@ -54,8 +55,8 @@ def lease(n: int, wait_s: float = 0.0) -> m.LeaseRequest:
     return m.LeaseRequest(worker_id="w", n=n, wait_s=wait_s)
 
 
-async def status(service: Service) -> m.Status:
-    return m.Status.model_validate_json(await service.handle(c.STATUS, m.StatusRequest(), None))
+async def status(service: Service) -> Status:
+    return Status.model_validate_json(await service.handle(c.STATUS, StatusRequest(), None))
 
 
 @anyio_test
@@ -105,7 +106,7 @@ async def test_closing_sends_waiting_calls_away(tmp_path: Path) -> None:
     with pytest.raises(Closing):
         await asyncio.wait_for(waiting, timeout=2.0)
     with pytest.raises(Closing):
-        await service.handle(c.STATUS, m.StatusRequest(), None)
+        await service.handle(c.STATUS, StatusRequest(), None)
 
 
 @anyio_test

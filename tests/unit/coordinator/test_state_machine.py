@@ -26,6 +26,7 @@ from hpcrl.coordinator.service import Service
 from hpcrl.coordinator.store import Store
 from hpcrl.protocol import client as c
 from hpcrl.protocol import messages as m
+from hpcrl.protocol.status import StatusRequest
 
 WORKERS = st.sampled_from(["w0", "w1"])
 SCORERS = st.sampled_from(["s0", "s1"])
@@ -255,9 +256,9 @@ class CoordinatorMachine(RuleBasedStateMachine):
         """A call whose answer was lost comes again: same answer, no effect."""
         recent = self.sent[-30:]
         endpoint, request, key, first = recent[data.draw(st.integers(0, len(recent) - 1))]
-        before = self.queue.status(m.StatusRequest(), self.clock.now())
+        before = self.queue.status(StatusRequest(), self.clock.now())
         assert self.loop.run_until_complete(self.service.handle(endpoint, request, key)) == first
-        assert self.queue.status(m.StatusRequest(), self.clock.now()) == before
+        assert self.queue.status(StatusRequest(), self.clock.now()) == before
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -267,14 +268,14 @@ class CoordinatorMachine(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        before = self.queue.status(m.StatusRequest(), self.clock.now()).model_copy(update={"waits": []})
+        before = self.queue.status(StatusRequest(), self.clock.now()).model_copy(update={"waits": []})
         # What changed nothing left no answer behind: asked again after a restart it is a new call.
         self.sent = [call for call in self.sent if not call[3].startswith(b'{"leases":[]')]
         self.loop.run_until_complete(self.service.close())
         self.open()
         # The answer that nothing is to be had is not kept: it had no effect, and who repeats the call may get something.
         self.sent = [call for call in self.sent if json.loads(call[-1]).get("leases") != []]
-        assert self.queue.status(m.StatusRequest(), self.clock.now()).model_copy(update={"waits": []}) == before
+        assert self.queue.status(StatusRequest(), self.clock.now()).model_copy(update={"waits": []}) == before
         for known in self.model.tries.values():
             if known.state in LIVE:
                 known.lease_until = self.clock.now() + self.model.lease_s
@@ -287,7 +288,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
     def the_counts_are_the_models(self) -> None:
         if not hasattr(self, "service"):
             return
-        status = self.queue.status(m.StatusRequest(), self.clock.now())
+        status = self.queue.status(StatusRequest(), self.clock.now())
         counted = {state.value: n for state, n in status.attempts.items()}
         believed: dict[str, int] = {}
         for known in self.model.tries.values():

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from toy import ToyTokenizer
 
-from hpcrl.config.schema import LoraSection, ModelSection, RunConfig, TasksSection, WeightsSection
+from hpcrl.config.schema import RunConfig
+from hpcrl.config.sections import LoraSection, ModelSection, TasksSection, WeightsSection
 from hpcrl.errors import InfraError
 from hpcrl.inference import adapters as module
 from hpcrl.inference.adapters import Adapters

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from hpcrl.config.schema import RolloutSection
+from hpcrl.config.sections import RolloutSection
 from hpcrl.inference.answers import ApiError
 from hpcrl.inference.openai import parse_chat, parse_completion
 

@@ -7,7 +7,8 @@ from typing import Any
 import httpx
 from toy import END, ToyTokenizer
 
-from hpcrl.config.schema import ModelSection, RolloutSection, RunConfig, TasksSection
+from hpcrl.config.schema import RunConfig
+from hpcrl.config.sections import ModelSection, RolloutSection, TasksSection
 from hpcrl.errors import DataError, InfraError
 from hpcrl.inference.proxy import Proxy
 from hpcrl.inference.supervisor import Generated, TokenSpan

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from toy import ToyTokenizer
 
-from hpcrl.config.schema import ModelSection, RunConfig, TasksSection, WeightsSection
+from hpcrl.config.schema import RunConfig
+from hpcrl.config.sections import ModelSection, TasksSection, WeightsSection
 from hpcrl.errors import InfraError
 from hpcrl.inference.replica import Replica
 from hpcrl.inference.supervisor import Flipped, Generated

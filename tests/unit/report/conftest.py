@@ -9,9 +9,10 @@ import pytest
 
 from hpcrl.config import dump_config, parse_config
 from hpcrl.metrics import MetricsWriter
-from hpcrl.protocol.messages import EvalResult, Status
+from hpcrl.protocol.messages import EvalResult
 from hpcrl.protocol.rundir import RunDir
 from hpcrl.protocol.states import State
+from hpcrl.protocol.status import Status
 
 
 def final_status(run_id: str) -> Status:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from hpcrl.config.schema import ModelSection, RunConfig, TasksSection
+from hpcrl.config.schema import RunConfig
+from hpcrl.config.sections import ModelSection, TasksSection
 from hpcrl.inference.proxy import Stats
 from hpcrl.inference.supervisor import Flipped
 from hpcrl.protocol import messages as m

@@ -12,7 +12,7 @@ import worlds
 from samples import config_for, micro_batches, save_model, tiny_model, trajectory
 from torch.distributed.checkpoint import FileSystemReader
 
-from hpcrl.config.schema import LoraSection
+from hpcrl.config.sections import LoraSection
 from hpcrl.errors import DataError, UserError
 from hpcrl.protocol.version import PolicyVersion
 from hpcrl.trainer.checkpoint import Checkpoints
