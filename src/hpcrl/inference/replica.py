@@ -112,6 +112,11 @@ class Replica:
         return self._proxy.active_requests
 
     @property
+    def attempts_under_way(self) -> list[str]:
+        """The attempts that have calls under way."""
+        return self._proxy.attempts_under_way
+
+    @property
     def stats(self) -> Stats:
         """The proxy's counters."""
         return self._proxy.stats
@@ -189,6 +194,10 @@ class Replica:
     ) -> Generated:
         """Sample a continuation with ``version``. Raises InfraError, DataError."""
         return await self._engines.generate(version, token_ids, sampling, stop_token_ids, **more)
+
+    async def cancel(self, attempt_id: str) -> None:
+        """End an attempt that is not wanted any more: what it generates is dropped, further calls are refused."""
+        await self._proxy.cancel(attempt_id)
 
     async def stop(self) -> None:
         """End proxy and engine; nothing of either is left."""

@@ -45,6 +45,8 @@ def test_arguments_on_cpus() -> None:
     assert "--gpu-memory-utilization" not in arguments
     assert "--tensor-parallel-size" not in arguments
     assert value(arguments, "--distributed-executor-backend").endswith(".UniProcExecutor")
+    assert "--no-enable-chunked-prefill" in arguments  # a seed would end an engine that computes a prompt in pieces
+    assert value(arguments, "--max-num-batched-tokens") == str(2048 + 64)
     two = server_arguments(config(tensor_parallel=2), Path("/m"), 1, gpu=False)
     assert "--distributed-executor-backend" not in two
 
@@ -57,6 +59,7 @@ def test_arguments_on_gpus_and_further_ones_last() -> None:
     assert value(arguments, "--gpu-memory-utilization") == "0.7"
     assert "--kv-cache-memory-bytes" not in arguments
     assert "--distributed-executor-backend" not in arguments
+    assert "--no-enable-chunked-prefill" not in arguments
     assert "--enforce-eager" not in arguments
     assert arguments[-2:] == ["--swap-space", "0"]
 
