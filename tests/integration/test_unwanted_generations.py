@@ -26,9 +26,9 @@ _TOKENS = 8000
 """More than the engine samples before the lease ends."""
 
 
-async def running(replica: Replica, session: aiohttp.ClientSession) -> int:
+async def running(session: aiohttp.ClientSession) -> int:
     """Requests that vLLM computes now."""
-    async with session.get(f"{replica.engine_url}/metrics") as response:
+    async with session.get("/metrics") as response:
         lines = (await response.text()).splitlines()
     return int(sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_requests_running{")))
 
@@ -47,14 +47,15 @@ async def story(run: Coordinator, roles: Roles, model: Path, folder: Path) -> li
     client = c.AsyncClient(run.run, "inference")
     watch = asyncio.create_task(drop_unwanted(client, replica, "r0"))
     try:
-        async with aiohttp.ClientSession() as session:
+        connector = aiohttp.UnixConnector(str(replica.engine_socket))
+        async with aiohttp.ClientSession("http://vllm", connector=connector) as session:
             records: list[AttemptRecord] = []
             for end in ("failed", "expires"):
                 lease = (await asyncio.to_thread(roles.lease, 1))[0]
                 harness = Client(url, lease.attempt_id, secret=secret)
                 assert harness.key == lease.api_key
                 call = asyncio.create_task(harness.chat([{"role": "user", "content": "x"}]))
-                while not await running(replica, session):
+                while not await running(session):
                     await asyncio.sleep(0.02)
                 if end == "failed":
                     failed = m.FailureItem(attempt_id=lease.attempt_id, kind="infra", reason="sandbox_dead")
@@ -63,7 +64,7 @@ async def story(run: Coordinator, roles: Roles, model: Path, folder: Path) -> li
                 while sum((await asyncio.to_thread(roles.status)).failures.values()) == len(records):
                     await asyncio.sleep(0.02)
                 began = time.monotonic()
-                while await running(replica, session):
+                while await running(session):
                     await asyncio.sleep(0.02)
                 print(f"{end}: vLLM runs nothing {time.monotonic() - began:.2f} s after the attempt had ended")
                 status, _ = await call

@@ -228,6 +228,7 @@ class Calls:
         call.sampling = asked.sampling.model_copy(update={"max_tokens": min(asked.sampling.max_tokens, room)})
         more = {**asked.extra, "stop": asked.stop} if asked.stop else asked.extra
         self.generating += 1
+        call.generate_at = self._clock.now()
         try:
             generated = await self._engine.generate(
                 version, call.prompt.token_ids, call.sampling, self._stop_ids, **more
@@ -237,6 +238,7 @@ class Calls:
             raise
         finally:
             self.generating -= 1
+            call.generated_at = self._clock.now()
         if generated.finish_reason not in ("stop", "length"):
             self._fail(session, call, _ENDINGS.get(generated.finish_reason, "error"))
             raise ApiError(

@@ -33,10 +33,10 @@ _BATCHED_TOKENS = 2048
 """vLLM's own choice on CPUs."""
 
 
-def server_arguments(config: RunConfig, model: Path, port: int, *, gpu: bool) -> list[str]:
-    """The command that serves ``model`` on the loopback port ``port``.
+def server_arguments(config: RunConfig, model: Path, socket: Path, *, gpu: bool) -> list[str]:
+    """The command that serves ``model`` on the Unix socket ``socket``.
 
-    Loopback, because vLLM's control routes (pause, weight update) have no authentication. Logprobs are the processed
+    Only our own user reaches it: vLLM's control routes (pause, weight update) have no authentication. Logprobs are the processed
     ones: of the distribution that was sampled. The model's own generation_config.json must not change sampling.
     """
     section = config.inference
@@ -44,7 +44,7 @@ def server_arguments(config: RunConfig, model: Path, port: int, *, gpu: bool) ->
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", str(model)),
         *("--served-model-name", SERVED_MODEL),
-        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--uds", str(socket)),
         *("--dtype", config.model.dtype),
         *("--seed", str(config.run.seed)),
         *("--max-model-len", str(config.rollout.context_tokens)),

@@ -1,6 +1,6 @@
 """A replica: vLLM servers, their proxy, the version they serve, and what happens when a server dies.
 
-    event loop   uvicorn ─▶ Proxy ─▶ Replica.generate ─▶ VllmServer ─▶ child (loopback)
+    event loop   uvicorn ─▶ Proxy ─▶ Replica.generate ─▶ VllmServer ─▶ child (Unix socket)
                  flip()    waits for the lock, closes the gate, flips, opens the gate   ◀── the MPI thread, by run_coroutine_threadsafe
                  _watch(slot)  waits for the child's end; under the lock: on_down, new child, last verified version, gate opens;
                            then on_restart
@@ -97,9 +97,9 @@ class Replica:
         return self._gate.is_set() and self._engines.serving
 
     @property
-    def engine_url(self) -> str:
-        """vLLM's own API on the loopback, for measurements beside the proxy. Raises InfraError when it is not running."""
-        return self._engines.server(self._engines.active).base_url
+    def engine_socket(self) -> Path:
+        """Where vLLM itself listens, for measurements beside the proxy. Raises InfraError when it is not running."""
+        return self._engines.server(self._engines.active).socket
 
     @property
     def restarts(self) -> int:
@@ -133,6 +133,9 @@ class Replica:
     async def serve(self, host: str, port: int = 0) -> str:
         """Serve the proxy on ``host`` (an address that the workers reach); returns the OpenAI base URL."""
         listener = socket.create_server((host, port), backlog=1024)
+        # Accepted connections inherit it. asyncio sets it only where the socket's protocol is given, which it is not here; without it
+        # an answer waits 40 ms for the acknowledgement of its head.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         config = uvicorn.Config(
             self._proxy.app,
             log_level="warning",
