@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -100,10 +101,10 @@ class Trajectory:
     @property
     def tokens_without_version(self) -> int:
         """Trained tokens that no version span covers: 0 in every valid record."""
-        naked = self.loss_mask.astype(bool)
+        naked = self.loss_mask.copy()
         for start, end, *_ in self.spans.tolist():
-            naked[start:end] = False
-        return int(naked.sum())
+            naked[start:end] = 0
+        return int(np.count_nonzero(naked))
 
     @property
     def oldest_version(self) -> PolicyVersion:
@@ -151,26 +152,24 @@ class Trajectory:
             )
         if not len(self.token_ids):
             raise self._bad("no_tokens", "no model call was recorded")
-        # Extremes instead of masks: every trajectory passes here, and a NaN is in both of them.
-        if self.token_ids.min() < 0:
+        # Extremes instead of masks, and without the methods around the reductions: every trajectory passes here. A NaN is in both.
+        if np.minimum.reduce(self.token_ids) < 0:
             raise self._bad("bad_token", "negative token id")
-        if self.loss_mask.max() > 1:
+        if np.maximum.reduce(self.loss_mask) > 1:
             raise self._bad("bad_mask", "the loss mask holds values other than 0 and 1")
-        lowest, highest = float(self.logprobs.min()), float(self.logprobs.max())
+        lowest, highest = float(np.minimum.reduce(self.logprobs)), float(np.maximum.reduce(self.logprobs))
         if not (math.isfinite(lowest) and math.isfinite(highest)):
             raise self._bad("logprob_not_finite", f"{int((~np.isfinite(self.logprobs)).sum())} logprobs are not finite")
         if highest > _LOGPROB_SLACK:
             raise self._bad("logprob_positive", f"largest logprob is {highest}")
 
     def _validate_segments(self) -> None:
-        segments = self.segments
-        if segments.ndim != 1 or not len(segments) or segments[0] != 0:
+        if self.segments.ndim != 1 or not len(self.segments) or self.segments[0] != 0:
             raise self._bad("bad_segments", "segment starts must be one row that begins with 0")
-        if (np.diff(segments) <= 0).any() or segments[-1] >= self.tokens:
-            raise self._bad(
-                "bad_segments", f"segment starts {segments.tolist()} do not rise within {self.tokens} tokens"
-            )
-        if self.loss_mask[segments].any():
+        starts = self.segments.tolist()
+        if any(after <= before for before, after in pairwise(starts)) or starts[-1] >= self.tokens:
+            raise self._bad("bad_segments", f"segment starts {starts} do not rise within {self.tokens} tokens")
+        if any(self.loss_mask[start] for start in starts):
             raise self._bad("bad_segments", "the first token of a segment is marked as sampled: it has no context")
 
     def _validate_spans(self) -> None:

@@ -167,7 +167,15 @@ def _lay_out(path: Path, writer_id: str, trajectories: Sequence[Trajectory]) -> 
     with h5py.File(path, "w", locking=False, meta_block_size=_META_BLOCK) as file:
         file.attrs.update(schema=SCHEMA_NAME, version=SCHEMA_VERSION, writer=writer_id)
         for column, values in columns.items():
-            file.create_dataset(column, data=values)
+            _write(file, column, values)
+
+
+def _write(file: h5py.File, name: str, values: NDArray[Any]) -> None:
+    """As ``file.create_dataset(name, data=values)``, at a third of its time: a shard is many small datasets."""
+    kind = h5py.h5t.py_create(values.dtype, logical=True)
+    dataset = h5py.h5d.create(file.id, name.encode(), kind, h5py.h5s.create_simple(values.shape))
+    if values.size:
+        dataset.write(h5py.h5s.ALL, h5py.h5s.ALL, values)
 
 
 def _fsync_directory(path: Path) -> None:
