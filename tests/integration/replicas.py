@@ -17,7 +17,7 @@ from hpcrl.protocol.version import PolicyVersion
 from hpcrl.weights.digest import chunk_digest
 from hpcrl.weights.manifest import Chunk, Manifest, cut
 
-__all__ = ["SECRET", "Client", "Loop", "forward_logprobs", "save_model", "stage"]
+__all__ = ["SECRET", "Client", "Loop", "forward_logprobs", "never_ending_model", "save_model", "stage"]
 
 SECRET = "test-secret"
 T = TypeVar("T")
@@ -53,6 +53,26 @@ def save_model(path: Path, seed: int, *, tied: bool = True) -> Path:
     return path
 
 
+def never_ending_model(path: Path) -> Path:
+    """A random model that as good as never samples an end token, with room for 8192 tokens: what generates, goes on."""
+    import torch
+
+    from hpcrl.quickstart.dialogue import IM_END
+    from hpcrl.quickstart.model import new_model
+    from hpcrl.quickstart.tokenizer import build_tokenizer
+
+    model = new_model(0)
+    model.config.tie_word_embeddings = False
+    model.config.max_position_embeddings = 8192
+    model = type(model)(model.config)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(40.0)
+        model.lm_head.weight[IM_END] = 0.0  # its logit is 0, the others' largest far above
+    model.save_pretrained(path)
+    build_tokenizer().save_pretrained(path)
+    return path
+
+
 def stage(model: Path, version: str, folder: Path) -> tuple[Path, Path]:
     """What the receiver leaves behind: (manifest file, staging file) of a model directory."""
     from transformers import AutoModelForCausalLM
@@ -76,10 +96,17 @@ class Client:
     """A harness: a base URL and a key."""
 
     def __init__(
-        self, url: str, attempt: str, version: str = "0.0", replica: str = "r0", pin: Pin = "trajectory"
+        self,
+        url: str,
+        attempt: str,
+        version: str = "0.0",
+        replica: str = "r0",
+        pin: Pin = "trajectory",
+        secret: str = SECRET,
     ) -> None:
         self.url = url
-        self.key = sign_attempt_key(SECRET, AttemptKey(attempt, version, replica, pin))
+        self.secret = secret
+        self.key = sign_attempt_key(secret, AttemptKey(attempt, version, replica, pin))
         self.attempt = attempt
 
     async def post(self, path: str, body: dict[str, Any], key: str | None = None) -> tuple[int, dict[str, Any]]:
@@ -88,13 +115,13 @@ class Client:
             aiohttp.ClientSession() as session,
             session.post(self.url.removesuffix("/v1") + path, json=body, headers=headers) as response,
         ):
-            return response.status, await response.json()
+            return response.status, await response.json() if response.content_type == "application/json" else {}
 
     async def chat(self, messages: list[dict[str, Any]], **more: Any) -> tuple[int, dict[str, Any]]:
         return await self.post("/v1/chat/completions", {"model": "policy", "messages": messages, **more})
 
     async def record(self) -> AttemptRecord:
-        status, body = await self.post("/side/record", {"attempt_id": self.attempt}, records_key(SECRET))
+        status, body = await self.post("/side/record", {"attempt_id": self.attempt}, records_key(self.secret))
         assert status == 200, body
         return AttemptRecord.model_validate(body)
 

@@ -178,6 +178,24 @@ def test_throughput_with_32_callers(loop: Loop, served: tuple[Replica, str]) -> 
     assert took < 60
 
 
+def test_seeds_are_honoured_and_end_no_engine(loop: Loop, served: tuple[Replica, str]) -> None:
+    """More prompt tokens at once than vLLM computes in one step: it must not compute one of them in pieces."""
+    replica, url = served
+
+    async def say(attempt: str, seed: int) -> str:
+        question = [{"role": "user", "content": f"{seed:03d} ".ljust(440, "x")}]
+        status, body = await Client(url, attempt).chat(question, seed=seed, max_tokens=16)
+        assert status == 200, body
+        return str(body["choices"][0]["message"]["content"])
+
+    async def all_of(name: str) -> list[str]:
+        return await asyncio.gather(*(say(f"seed-{name}-{seed}", seed) for seed in range(24)))
+
+    first, again = loop.run(all_of("first")), loop.run(all_of("again"))
+    assert again == first and len(set(first)) > 1
+    assert replica.restarts == 0
+
+
 def test_flip_serves_the_new_weights(
     loop: Loop, served: tuple[Replica, str], models: list[Path], tmp_path: Path
 ) -> None:

@@ -86,7 +86,7 @@ class Engine:
 
     def reload_file(self, directory: Path, fetch: Callable[[], None]) -> None:
         """The file baseline: pause, get the file, vLLM's own reload from ``directory``, resume."""
-        with httpx.Client(base_url=self._server.base_url, timeout=_PATIENCE_S, trust_env=False) as control:
+        with self._http() as control:
             control.post("/pause?mode=abort&clear_cache=true").raise_for_status()
             fetch()
             reload: dict[str, Any] = {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}}
@@ -109,7 +109,7 @@ class Engine:
 
     def _stream(self, stop: threading.Event, times: list[float]) -> None:
         body = {"model": SERVED_MODEL, "prompt": [1], "max_tokens": _TOKENS, "stream": True, "ignore_eos": True}
-        with httpx.Client(base_url=self._server.base_url, timeout=_PATIENCE_S, trust_env=False) as http:
+        with self._http() as http:
             while not stop.is_set():
                 with http.stream("POST", "/v1/completions", json=body) as response:
                     for line in response.iter_lines():
@@ -117,6 +117,10 @@ class Engine:
                             times.append(time.monotonic())
                         if stop.is_set():
                             break
+
+    def _http(self) -> httpx.Client:
+        transport = httpx.HTTPTransport(uds=str(self._server.socket))
+        return httpx.Client(transport=transport, base_url="http://vllm", timeout=_PATIENCE_S, trust_env=False)
 
     def _await(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()

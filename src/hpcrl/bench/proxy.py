@@ -1,12 +1,18 @@
 """``hpcrl bench proxy``: calls through the recording proxy against the same calls straight to vLLM, in one run, with a small model.
 
-    one stream     pairs of the same prompt and seed, in turn first here and first there    added_ms_p50, added_ms_p99
+    one stream     a call's seconds, less what the engine took for it (its record)          added_ms_p50, added_ms_p99
+                   beside it the same prompt and seed twice straight to vLLM:
+                   a call through the proxy less one straight, and the two straight ones    paired_ms_p50, paired_ms_p99, noise_ms_p99
     32 streams     the same calls by 32 callers, tokens per second                          throughput_ratio_32
     a dialogue     10 turns; what vLLM counts as found in its prefix cache at the last      prefix_hit_turn10
     long ones      50 turns, 8,000 tokens; a turn's ids again, straight to vLLM             latency_ratio_turn50
     the proxy      20,000 requests of 400 attempts over an engine that answers at once      rss_growth, after a quarter of them
 
 The proxy, vLLM and the load are three processes, as in a run. The model is the quickstart's with more positions.
+
+Two generations differ by many times what the proxy adds (16 steps of an engine that shares its cores): a difference of two measures the
+engine, as ``noise_ms_p99`` shows. The engine's time of the very same call is what can be taken off exactly; like a straight call's time
+it holds one client's HTTP.
 """
 
 from __future__ import annotations
@@ -38,6 +44,8 @@ _MODEL = Path("models/repair-qwen3")
 _CONTEXT = 10_240
 _TURN_BYTES = 140
 """One turn of the long dialogues: with its reply and the template about 160 tokens, 8,000 in 50 turns."""
+_CALLS = 10
+"""Of one attempt in the first part: as many as an agent makes."""
 _PATIENCE = aiohttp.ClientTimeout(total=600)
 
 Say = Callable[[str], None]
@@ -46,17 +54,19 @@ Say = Callable[[str], None]
 class _Load:
     """Calls to one proxy and, beside it, to its vLLM."""
 
-    def __init__(self, session: aiohttp.ClientSession, proxy: str, engine: str | None, pid: int) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, proxy: str, engine: aiohttp.ClientSession | None, pid: int
+    ) -> None:
         self._session = session
         self._proxy = proxy
-        self._engine = engine
+        self._direct = engine or session
         self.pid = pid
 
     async def chat(self, attempt: str, messages: list[dict[str, str]], **more: Any) -> tuple[dict[str, Any], float]:
         """One call through the proxy, and its seconds."""
         key = sign_attempt_key(SECRET, AttemptKey(attempt, VERSION, REPLICA))
         body = {"model": "policy", "messages": messages, **more}
-        return await self._post(f"{self._proxy}/chat/completions", body, key)
+        return await self._post(self._session, f"{self._proxy}/chat/completions", body, key)
 
     async def direct(self, token_ids: list[int], seed: int | None, max_tokens: int) -> tuple[dict[str, Any], float]:
         """The same generation straight from vLLM, and its seconds."""
@@ -64,24 +74,26 @@ class _Load:
         if seed is not None:
             parameters["seed"] = seed
         body = {"token_ids": token_ids, "sampling_params": parameters | {"stop_token_ids": [257]}}
-        return await self._post(f"{self._engine}/inference/v1/generate", body, "")
+        return await self._post(self._direct, "/inference/v1/generate", body, "")
 
     async def record(self, attempt: str) -> AttemptRecord:
         url = self._proxy.removesuffix("/v1") + "/side/record"
-        answer, _ = await self._post(url, {"attempt_id": attempt}, records_key(SECRET))
+        answer, _ = await self._post(self._session, url, {"attempt_id": attempt}, records_key(SECRET))
         return AttemptRecord.model_validate(answer)
 
     async def prefix_cache(self) -> tuple[float, float]:
         """Prompt tokens that vLLM looked up in its prefix cache so far, and those it found."""
-        async with self._session.get(f"{self._engine}/metrics") as response:
+        async with self._direct.get("/metrics") as response:
             lines = (await response.text()).splitlines()
         names = ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total")
         asked, found = (sum(float(line.split()[-1]) for line in lines if line.startswith(name)) for name in names)
         return asked, found
 
-    async def _post(self, url: str, body: dict[str, Any], key: str) -> tuple[dict[str, Any], float]:
+    async def _post(
+        self, session: aiohttp.ClientSession, url: str, body: dict[str, Any], key: str
+    ) -> tuple[dict[str, Any], float]:
         began = time.perf_counter()
-        async with self._session.post(url, json=body, headers={"Authorization": f"Bearer {key}"}) as response:
+        async with session.post(url, json=body, headers={"Authorization": f"Bearer {key}"}) as response:
             answer = await response.json()
             took = time.perf_counter() - began
             if response.status != 200:
@@ -103,7 +115,7 @@ async def _measure(quick: bool, say: Say) -> dict[str, float | None]:
         async with _served(folder, stub=False) as load:
             say("vLLM and the proxy serve")
             numbers: dict[str, float | None] = {}
-            numbers |= await _one_stream(load, 5 if quick else 300)
+            numbers |= await _one_stream(load, 1 if quick else 30)
             numbers["throughput_ratio_32"] = await _throughput(load, 1 if quick else 12)
             say(f"calls: {numbers}")
             numbers["prefix_hit_turn10"] = await _prefix_hits(load)
@@ -139,9 +151,15 @@ async def _served(folder: Path, stub: bool) -> AsyncIterator[_Load]:
         if not line.strip():
             raise RunError(f"bench: the server ended with status {process.wait()} before it served; see above")
         urls = json.loads(line)
-        connector = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(connector=connector, timeout=_PATIENCE, trust_env=False) as session:
-            yield _Load(session, urls["proxy"], urls["engine"], process.pid)
+        async with contextlib.AsyncExitStack() as stack:
+            tcp = aiohttp.TCPConnector(limit=0)
+            session = await stack.enter_async_context(aiohttp.ClientSession(connector=tcp, timeout=_PATIENCE))
+            engine = None
+            if urls["engine"] is not None:
+                unix = aiohttp.UnixConnector(urls["engine"], limit=0)
+                direct = aiohttp.ClientSession("http://vllm", connector=unix, timeout=_PATIENCE)
+                engine = await stack.enter_async_context(direct)
+            yield _Load(session, urls["proxy"], engine, process.pid)
     finally:
         process.terminate()
         await asyncio.to_thread(process.wait)
@@ -156,25 +174,34 @@ def _ids(messages: list[dict[str, str]]) -> list[int]:
     return [256, *f"user\n{messages[0]['content']}".encode(), 257, *b"\n", 256, *b"assistant\n"]
 
 
-async def _one_stream(load: _Load, pairs: int) -> dict[str, float]:
-    added = []
-    for number in range(-5, pairs):
-        question, seed = _question(number), abs(number)
+async def _one_stream(load: _Load, rounds: int) -> dict[str, float]:
+    added: list[float] = []
+    paired: list[float] = []
+    noise: list[float] = []
+    for number in range(-1, rounds):  # the first round warms up
+        attempt, took = f"one-{number}", []
+        for question in (_question(number * _CALLS + index) for index in range(_CALLS)):
+            seed = len(took)
+            first = (await load.direct(_ids(question), seed, 16))[1]
+            took.append((await load.chat(attempt, question, seed=seed, max_tokens=16))[1])
+            second = (await load.direct(_ids(question), seed, 16))[1]
+            if number >= 0:
+                paired.append(1000 * (took[-1] - (first, second)[seed % 2]))
+                noise.append(1000 * (second - first))
+        if number >= 0:
+            requests = (await load.record(attempt)).requests
+            added += [1000 * (one - request.generate_s) for one, request in zip(took, requests, strict=True)]
+    return {
+        "added_ms_p50": _percentile(added, 50),
+        "added_ms_p99": _percentile(added, 99),
+        "paired_ms_p50": _percentile(paired, 50),
+        "paired_ms_p99": _percentile(paired, 99),
+        "noise_ms_p99": _percentile(noise, 99),
+    }
 
-        async def through(messages: list[dict[str, str]] = question, seed: int = seed, number: int = number) -> float:
-            return (await load.chat(f"one-{number // 20}", messages, seed=seed, max_tokens=16))[1]
 
-        async def straight(messages: list[dict[str, str]] = question, seed: int = seed) -> float:
-            return (await load.direct(_ids(messages), seed, 16))[1]
-
-        if number % 2:
-            proxied, direct = await through(), await straight()
-        else:
-            direct, proxied = await straight(), await through()
-        if number >= 0:  # the first pairs warm up
-            added.append(1000 * (proxied - direct))
-    cuts = statistics.quantiles(added, n=100, method="inclusive")
-    return {"added_ms_p50": cuts[49], "added_ms_p99": cuts[98]}
+def _percentile(values: list[float], percent: int) -> float:
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
 async def _throughput(load: _Load, rounds: int) -> float:

@@ -1,7 +1,7 @@
 """The served side of ``hpcrl bench proxy``: ``python -m hpcrl.bench.proxy_server DIR`` serves DIR/config.yaml until it is stopped.
 
 Without ``--stub`` a whole replica: vLLM and the proxy. With it the proxy alone, over an engine that answers at once: what is left is
-the proxy's own time and memory. Prints one JSON line: the URLs of the proxy and of vLLM.
+the proxy's own time and memory. Prints one JSON line: the URL of the proxy and the socket of vLLM.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ class _Server(uvicorn.Server):
 async def _serve_stub(config: RunConfig, stopped: asyncio.Event) -> None:
     proxy = Proxy(config, SECRET, REPLICA, _Stub(), HFTokenizer(Path(config.model.path)))
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     server = _Server(uvicorn.Config(proxy.app, log_level="warning", access_log=False, lifespan="off", http="httptools"))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     print(json.dumps({"proxy": f"http://127.0.0.1:{listener.getsockname()[1]}/v1", "engine": None}), flush=True)
@@ -70,7 +71,7 @@ async def _serve_replica(config: RunConfig, folder: Path, stopped: asyncio.Event
     try:
         await replica.start()
         url = await replica.serve("127.0.0.1")
-        print(json.dumps({"proxy": url, "engine": replica.engine_url}), flush=True)
+        print(json.dumps({"proxy": url, "engine": str(replica.engine_socket)}), flush=True)
         await stopped.wait()
     finally:
         await replica.stop()

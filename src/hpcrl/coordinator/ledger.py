@@ -5,6 +5,7 @@ Each move keeps the counters, the change set for the store, and ``wakes`` (topic
     lease      work or a replica to put it on may have appeared        scoring    an artifact waits
     batch      a group is complete                                     flip       a replica may switch
     eval       an evaluation ended                                     scores:ID  worker ID has a score to fetch
+    ended:ID   an attempt on replica ID has ended
 
 What has ended leaves memory: consumed and closed groups at once, attempts into a bounded list of the last endings, from which
 late reports get their reason.
@@ -109,7 +110,8 @@ class Ledger:
 
     def wake_all(self) -> None:
         workers = {f"scores:{attempt.worker_id}" for attempt in self.attempts.values()}
-        self.wakes |= {"lease", "scoring", "batch", "flip", "eval"} | workers
+        replicas = {f"ended:{replica_id}" for replica_id in self.replicas}
+        self.wakes |= {"lease", "scoring", "batch", "flip", "eval"} | workers | replicas
 
     # ------------------------------------------------------------ groups and rollouts
 
@@ -367,7 +369,7 @@ class Ledger:
     def _forget(self, attempt: Attempt, reason: str) -> None:
         self.attempts.pop(attempt.attempt_id, None)
         self.remember_ended(attempt.attempt_id, reason)
-        self.wakes.add(f"scores:{attempt.worker_id}")
+        self.wakes |= {f"scores:{attempt.worker_id}", f"ended:{attempt.replica_id}"}
 
     def remember_ended(self, attempt_id: str, reason: str) -> None:
         self.ended[attempt_id] = reason

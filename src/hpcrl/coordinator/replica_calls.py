@@ -1,4 +1,4 @@
-"""The inference side's calls: register, flip, ready, refused.
+"""The inference side's calls: register, flip, ready, refused; and ended, by which it learns what it need not generate any more.
 
     register → UP (serves nothing) ─flip granted→ FLIPPING ─ready→ UP (serves v) ─flip asked→ DRAINING ─drained→ FLIPPING → …
     several slots:  UP (serves v) ─flip asked, a slot free→ UP (target w) ─ready→ UP (serves w, and v to the end) → …
@@ -108,6 +108,13 @@ class ReplicaCalls:
                     self._l.cancel(attempt, "drain_timeout", now)
             if replica.target is not None and replica.state is not ReplicaState.FLIPPING:
                 self._l.wakes.add("flip")
+
+    # ------------------------------------------------------------ generations
+
+    def ended(self, request: m.EndedRequest, now: float) -> m.EndedReply:
+        """Which of the attempts that generate on the replica are not wanted: lease expired, closed, stale, cancelled."""
+        gone = {name for name in request.attempt_ids if name not in self._l.attempts}
+        return m.EndedReply(ended={name: self._l.ended.get(name, "unknown_attempt") for name in sorted(gone)})
 
     # ------------------------------------------------------------ outcome
 

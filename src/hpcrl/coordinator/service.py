@@ -62,6 +62,7 @@ _POLLS: dict[str, _Poll] = {
     ),
     c.LEASE_SCORING.path: _Poll(lambda reply: bool(reply.leases) or reply.stop, lambda _: "scoring"),
     c.FLIP.path: _Poll(lambda reply: reply.granted, lambda _: "flip"),
+    c.ENDED.path: _Poll(lambda reply: bool(reply.ended), lambda request: f"ended:{request.replica_id}"),
     c.BATCH.path: _Poll(lambda reply: reply.groups is not None, lambda _: "batch"),
     c.EVAL_STATUS.path: _Poll(lambda reply: reply.done == reply.total, lambda _: "eval"),
 }

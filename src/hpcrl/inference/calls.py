@@ -118,8 +118,14 @@ class Calls:
         self._clock = clock
         self._recorder = Recorder(idle_s=4 * config.rollout.attempt_timeout_s)
         self._landings: Landings[Answer] = Landings()
+        self._under_way: Counter[str] = Counter()
         self.generating = 0
         self.stats = Stats()
+
+    @property
+    def under_way(self) -> list[str]:
+        """The attempts that have calls under way: waiting for the gate, or generating."""
+        return list(self._under_way)
 
     async def land(self, arrived: Arrived) -> Answer | None:
         """The answer; None when nobody waits for it any more (the client left, or the attempt ended).
@@ -140,7 +146,7 @@ class Calls:
             session,
             arrived.idempotency_key,
             arrived.body,
-            lambda: self._call(session, arrived.key, wanted, began_at),
+            lambda: self._counted(session, arrived.key, wanted, began_at),
             arrived.gone(),
         )
 
@@ -172,13 +178,17 @@ class Calls:
         prompts = PlainText(self._tokenizer, self._tokenizer.end_ids, ids)
         return _Wanted(asked, prompts, [{"role": "prompt", "content": text}], None, "completion")
 
-    async def _call(
-        self,
-        session: Session,
-        key: AttemptKey,
-        wanted: _Wanted,
-        began_at: float,
-    ) -> Answer:
+    async def _counted(self, session: Session, key: AttemptKey, wanted: _Wanted, began_at: float) -> Answer:
+        attempt_id = key.attempt_id
+        self._under_way[attempt_id] += 1
+        try:
+            return await self._call(session, key, wanted, began_at)
+        finally:
+            self._under_way[attempt_id] -= 1
+            if not self._under_way[attempt_id]:
+                del self._under_way[attempt_id]
+
+    async def _call(self, session: Session, key: AttemptKey, wanted: _Wanted, began_at: float) -> Answer:
         asked = wanted.asked
         try:
             await self._engine.until_serving()
@@ -218,6 +228,7 @@ class Calls:
         call.sampling = asked.sampling.model_copy(update={"max_tokens": min(asked.sampling.max_tokens, room)})
         more = {**asked.extra, "stop": asked.stop} if asked.stop else asked.extra
         self.generating += 1
+        call.generate_at = self._clock.now()
         try:
             generated = await self._engine.generate(
                 version, call.prompt.token_ids, call.sampling, self._stop_ids, **more
@@ -227,6 +238,7 @@ class Calls:
             raise
         finally:
             self.generating -= 1
+            call.generated_at = self._clock.now()
         if generated.finish_reason not in ("stop", "length"):
             self._fail(session, call, _ENDINGS.get(generated.finish_reason, "error"))
             raise ApiError(

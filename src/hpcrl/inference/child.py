@@ -6,17 +6,18 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import sys
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
 
 from hpcrl.inference.guard import kill_session
 
-__all__ = ["Child", "hold_port", "last_lines"]
+__all__ = ["Child", "last_lines", "socket_folder"]
 
 _TERM_GRACE_S = 10.0
+_LONGEST_TMPDIR = 80
 
 
 class Child:
@@ -67,13 +68,10 @@ class Child:
         await self._process.wait()
 
 
-def hold_port() -> socket.socket:
-    """A socket bound to a free TCP port of the loopback. While it is open nobody else is given that port, but a server that is told
-    it can listen there: both set SO_REUSEADDR (vLLM does), and this socket does not listen."""
-    held = socket.socket()
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind(("127.0.0.1", 0))
-    return held
+def socket_folder() -> TemporaryDirectory[str]:
+    """A new directory of our user's alone for a Unix socket, whose path may have only 107 bytes: not below a long TMPDIR."""
+    short = len(gettempdir()) <= _LONGEST_TMPDIR
+    return TemporaryDirectory(prefix="hpcrl-vllm-", dir=None if short else "/tmp", ignore_cleanup_errors=True)
 
 
 def last_lines(log: Path, count: int = 15) -> str:

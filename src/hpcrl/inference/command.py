@@ -30,12 +30,14 @@ _ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Runs the model in the engine's process. vLLM's own choice on CPUs is a worker process, with both sides spinning on shared memory
 while they wait for each other; it makes it because it sets OpenMP's variables there, but ours are set before anything starts. (The
 short name ``uni`` would be overruled.) Measured with 32 callers on two busy cores: 29 instead of 48 ms of engine CPU per call."""
+_BATCHED_TOKENS = 2048
+"""vLLM's own choice on CPUs."""
 
 
-def server_arguments(config: RunConfig, model: Path, port: int, *, gpu: bool) -> list[str]:
-    """The command that serves ``model`` on the loopback port ``port``.
+def server_arguments(config: RunConfig, model: Path, socket: Path, *, gpu: bool) -> list[str]:
+    """The command that serves ``model`` on the Unix socket ``socket``.
 
-    Loopback, because vLLM's control routes (pause, weight update) have no authentication. Logprobs are the processed
+    Only our own user reaches it: vLLM's control routes (pause, weight update) have no authentication. Logprobs are the processed
     ones: of the distribution that was sampled. The model's own generation_config.json must not change sampling.
     """
     section = config.inference
@@ -43,7 +45,7 @@ def server_arguments(config: RunConfig, model: Path, port: int, *, gpu: bool) ->
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", str(model)),
         *("--served-model-name", SERVED_MODEL),
-        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--uds", str(socket)),
         *("--dtype", config.model.dtype),
         *("--seed", str(config.run.seed)),
         *("--max-model-len", str(config.rollout.context_tokens)),
@@ -67,7 +69,18 @@ def server_arguments(config: RunConfig, model: Path, port: int, *, gpu: bool) ->
         arguments += ["--gpu-memory-utilization", str(section.gpu_memory_utilization / config.engines)]
     else:
         arguments += ["--kv-cache-memory-bytes", str(int(section.kv_cache_gib * _GIB))]
+        arguments += _whole_prompts(config)
     return [*arguments, *section.extra_args]
+
+
+def _whole_prompts(config: RunConfig) -> list[str]:
+    """Prompts are computed in one piece each, and a step has room for the longest beside all that decode.
+
+    For a request with a seed, vLLM takes back the random numbers of a piece that ended within the prompt, which torch's generator on
+    CPUs cannot do ("CPU Generator does not use offset"): the engine would end, for everybody.
+    """
+    room = config.rollout.context_tokens + config.inference.max_num_seqs
+    return ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(_BATCHED_TOKENS, room))]
 
 
 def _adapter_arguments(lora: LoraSection, adapters: int) -> list[str]:

@@ -4,7 +4,6 @@
     POST /v1/completions        bearer: attempt key    the same without a chat template
     GET  /v1/models             bearer: attempt key
     POST /side/record           bearer: records key    RecordRequest → AttemptRecord; closes the attempt, repeatable
-    POST /side/cancel           bearer: records key    RecordRequest → {}; closes the attempt, drops its calls and its tokens
     GET  /health                                       200 while calls are served
 
 One call:
@@ -74,7 +73,6 @@ class Proxy:
                 Route("/v1/completions", self._complete, methods=["POST"]),
                 Route("/v1/models", self._models),
                 Route("/side/record", self._record, methods=["POST"]),
-                Route("/side/cancel", self._cancel, methods=["POST"]),
                 Route("/health", self._health),
             ],
             exception_handlers={HpcrlError: _answer_error, ClientDisconnect: _nobody_there},
@@ -86,9 +84,18 @@ class Proxy:
         return self._calls.generating
 
     @property
+    def attempts_under_way(self) -> list[str]:
+        """The attempts that have calls under way."""
+        return self._calls.under_way
+
+    @property
     def stats(self) -> Stats:
         """Counters since the start."""
         return self._calls.stats
+
+    async def cancel(self, attempt_id: str) -> None:
+        """End an attempt that is not wanted any more: what it generates is dropped, further calls are refused."""
+        await self._calls.cancel(attempt_id)
 
     # ------------------------------------------------------------ routes
 
@@ -134,10 +141,6 @@ class Proxy:
     async def _record(self, request: Request) -> Response:
         record = await self._calls.record(await self._side_request(request))
         return Response(record.model_dump_json(), media_type="application/json")
-
-    async def _cancel(self, request: Request) -> Response:
-        await self._calls.cancel(await self._side_request(request))
-        return JSONResponse({})
 
     # ------------------------------------------------------------ small parts
 

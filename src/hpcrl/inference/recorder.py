@@ -75,6 +75,7 @@ class Call:
     sampling: Sampling
     began_at: float
     generate_at: float
+    """When the engine was asked; before that, when the prompt was built."""
     segment: _Segment
     opens: Opens | None = None
     tools: Tools | None = None
@@ -84,6 +85,7 @@ class Call:
     start: int = 0
     end: int = 0
     ended_at: float = 0.0
+    generated_at: float | None = None
 
 
 class Session:
@@ -249,7 +251,7 @@ class Session:
             sampling=call.sampling,
             started_at=call.began_at,
             queue_s=max(call.generate_at - call.began_at, 0.0),
-            generate_s=max(call.ended_at - call.generate_at, 0.0),
+            generate_s=max((call.generated_at or call.ended_at) - call.generate_at, 0.0),
             opens=call.opens if call.end > call.start else None,
             tool_calls=call.called,
         )

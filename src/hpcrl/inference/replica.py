@@ -1,6 +1,6 @@
 """A replica: vLLM servers, their proxy, the version they serve, and what happens when a server dies.
 
-    event loop   uvicorn ─▶ Proxy ─▶ Replica.generate ─▶ VllmServer ─▶ child (loopback)
+    event loop   uvicorn ─▶ Proxy ─▶ Replica.generate ─▶ VllmServer ─▶ child (Unix socket)
                  flip()    waits for the lock, closes the gate, flips, opens the gate   ◀── the MPI thread, by run_coroutine_threadsafe
                  _watch(slot)  waits for the child's end; under the lock: on_down, new child, last verified version, gate opens;
                            then on_restart
@@ -97,9 +97,9 @@ class Replica:
         return self._gate.is_set() and self._engines.serving
 
     @property
-    def engine_url(self) -> str:
-        """vLLM's own API on the loopback, for measurements beside the proxy. Raises InfraError when it is not running."""
-        return self._engines.server(self._engines.active).base_url
+    def engine_socket(self) -> Path:
+        """Where vLLM itself listens, for measurements beside the proxy. Raises InfraError when it is not running."""
+        return self._engines.server(self._engines.active).socket
 
     @property
     def restarts(self) -> int:
@@ -110,6 +110,11 @@ class Replica:
     def active_requests(self) -> int:
         """Generations under way."""
         return self._proxy.active_requests
+
+    @property
+    def attempts_under_way(self) -> list[str]:
+        """The attempts that have calls under way."""
+        return self._proxy.attempts_under_way
 
     @property
     def stats(self) -> Stats:
@@ -128,6 +133,9 @@ class Replica:
     async def serve(self, host: str, port: int = 0) -> str:
         """Serve the proxy on ``host`` (an address that the workers reach); returns the OpenAI base URL."""
         listener = socket.create_server((host, port), backlog=1024)
+        # Accepted connections inherit it. asyncio sets it only where the socket's protocol is given, which it is not here; without it
+        # an answer waits 40 ms for the acknowledgement of its head.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         config = uvicorn.Config(
             self._proxy.app,
             log_level="warning",
@@ -189,6 +197,10 @@ class Replica:
     ) -> Generated:
         """Sample a continuation with ``version``. Raises InfraError, DataError."""
         return await self._engines.generate(version, token_ids, sampling, stop_token_ids, **more)
+
+    async def cancel(self, attempt_id: str) -> None:
+        """End an attempt that is not wanted any more: what it generates is dropped, further calls are refused."""
+        await self._proxy.cancel(attempt_id)
 
     async def stop(self) -> None:
         """End proxy and engine; nothing of either is left."""

@@ -17,18 +17,18 @@ import contextlib
 import json
 import math
 import os
-import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from hpcrl.config.schema import RunConfig
 from hpcrl.errors import ConfigError, DataError, InfraError
-from hpcrl.inference.child import Child, hold_port, last_lines
+from hpcrl.inference.child import Child, last_lines, socket_folder
 from hpcrl.inference.command import SERVED_MODEL, check_context, server_arguments, server_environment
-from hpcrl.inference.loopback import Loopback, Refused
+from hpcrl.inference.unix_http import Refused, UnixHttp
 from hpcrl.protocol.messages import Sampling
 from hpcrl.weights.manifest import Manifest
 from hpcrl.weights.vllm_engine import UNTOUCHED, check_staged, update_info
@@ -86,8 +86,8 @@ class VllmServer:
         self._log = log
         self._gpu = _has_gpu() if gpu is None else gpu
         self._child: Child | None = None
-        self._http: Loopback | None = None
-        self._port: socket.socket | None = None
+        self._http: UnixHttp | None = None
+        self._folder: TemporaryDirectory[str] | None = None
         self._serving = False
         self.served_version = version
         check_context(_read_config(model), config.rollout.context_tokens)
@@ -103,9 +103,9 @@ class VllmServer:
         return None if self._child is None else self._child.pid
 
     @property
-    def base_url(self) -> str:
-        """vLLM's own API on the loopback, for measurements beside the proxy. Raises InfraError when it was not started."""
-        return self._connection().base_url
+    def socket(self) -> Path:
+        """Where vLLM itself listens, for measurements beside the proxy. Raises InfraError when it was not started."""
+        return self._connection().path
 
     async def start(self, environ: Mapping[str, str] | None = None) -> float:
         """Start vLLM and wait for its first answer; returns the seconds it took.
@@ -113,14 +113,14 @@ class VllmServer:
         Raises InfraError("engine_start") with the log's last lines when it ends early or exceeds ``inference.start_timeout_s``.
         """
         began = time.monotonic()
-        self._port = hold_port()
-        port = int(self._port.getsockname()[1])
+        self._folder = socket_folder()
+        path = Path(self._folder.name) / "http"
         self._child = await Child.start(
-            server_arguments(self._config, self._model, port, gpu=self._gpu),
+            server_arguments(self._config, self._model, path, gpu=self._gpu),
             server_environment(os.environ if environ is None else environ, self._config, gpu=self._gpu),
             self._log,
         )
-        self._http = Loopback(port)
+        self._http = UnixHttp(path)
         try:
             async with asyncio.timeout(self._config.inference.start_timeout_s):
                 await self._until_healthy()
@@ -261,8 +261,8 @@ class VllmServer:
             await http.close()
         if self._child is not None:
             await self._child.stop()
-        if self._port is not None:
-            self._port.close()
+        if self._folder is not None:
+            self._folder.cleanup()
 
     async def _until_healthy(self) -> None:
         child, http = self._child, self._connection()
@@ -277,7 +277,7 @@ class VllmServer:
                 return
             await asyncio.sleep(_POLL_S)
 
-    def _connection(self) -> Loopback:
+    def _connection(self) -> UnixHttp:
         if self._http is None:
             raise InfraError("engine_down", "vLLM is not running")
         return self._http

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 # fmt: off
 __all__ = [
     "Ack", "ArtifactItem", "ArtifactReport", "BadShard", "Batch", "BatchGroup", "BatchRequest", "CheckpointDone",
-    "Empty", "EvalRequest", "EvalResult", "EvalStatusRequest", "FailureItem", "FailureReport", "Finish", "FlipGrant",
+    "Empty", "EndedReply", "EndedRequest", "EvalRequest", "EvalResult", "EvalStatusRequest", "FailureItem", "FailureReport", "Finish", "FlipGrant",
     "FlipRequest", "Heartbeat", "HeartbeatReply", "Lease", "LeaseReply", "LeaseRequest", "Message", "OffPolicy", "Phase",
     "ReplicaReady", "ReplicaRefused", "ReplicaRegister", "Sampling", "ScoreItem", "ScoreReport", "ScoredAttempt",
     "ScoresReply", "ScoresRequest", "ScoringLease", "ScoringReply", "ScoringRequest", "SealedItem", "SealedReport",
@@ -221,6 +221,18 @@ class ReplicaRegister(Message):
     replica_id: str
     base_url: str
     node: str
+
+
+class EndedRequest(Message):
+    """Wait up to ``wait_s`` until at least one of these attempts, which generate on the replica, is not wanted any more."""
+
+    replica_id: str
+    attempt_ids: list[str]
+    wait_s: float = 10.0
+
+
+class EndedReply(Message):
+    ended: dict[str, str] = Field({}, description="attempt_id → reason, for attempts whose generations must be dropped")
 
 
 class FlipRequest(Message):

@@ -64,7 +64,8 @@ class CalledTool(Message):
 class RequestRecord(Message):
     """One model call. Its sampled tokens are ``[start, end)`` of the attempt's sequence. Durations in seconds.
 
-    ``opens`` marks a call that began a segment; None: it extended one, or added no tokens.
+    ``queue_s``: from its arrival until the engine was asked; ``generate_s``: until the engine had answered (its own queue, prefill and
+    decode). ``opens`` marks a call that began a segment; None: it extended one, or added no tokens.
     """
 
     request_id: str

@@ -3,6 +3,7 @@
 main thread       asyncio: Replica (vLLM child, proxy), metrics, end of run
 receiver thread   all MPI calls: offers, chunks, verification           ◀── trainers
 flip thread       FLIP (waits until the coordinator has drained this replica) → Replica.flip on the event loop → READY or REFUSED
+asyncio task      ENDED: generations of attempts that are not wanted any more are dropped
 dead engine       REGISTER (nothing is leased to it any more) → restart → READY for the last verified version
 """
 
@@ -27,11 +28,13 @@ from hpcrl.metrics import MetricsWriter
 from hpcrl.protocol import client as api
 from hpcrl.protocol import messages as m
 from hpcrl.protocol.address import routable_address
-from hpcrl.protocol.client import Client
+from hpcrl.protocol.client import AsyncClient, Client
 from hpcrl.protocol.keyfiles import read_keys
 from hpcrl.protocol.rundir import RunDir
+from hpcrl.run.ending import cancel_all
 from hpcrl.run.replica_reports import ReplicaReports
 from hpcrl.run.role import role_main
+from hpcrl.run.unwanted import drop_unwanted
 from hpcrl.run.world import join_world
 from hpcrl.weights.adapter_store import AdapterStore
 from hpcrl.weights.digest import base_digest, model_config_digest, tokenizer_digest
@@ -152,14 +155,20 @@ class _Rank:
     async def _until_over(self) -> None:
         received: asyncio.Future[None] = self._loop.create_future()
         threading.Thread(target=self._receive, args=(received,), name="weights-receiver", daemon=True).start()
-        while True:
-            waiting = {received, self._replica.failed}
-            done, _ = await asyncio.wait(waiting, timeout=_METRICS_S, return_when=asyncio.FIRST_COMPLETED)
-            for future in done:
-                future.result()
-            if received in done:
-                return
-            self._write(self._counters())
+        client = AsyncClient(self._run, "inference")
+        unwanted = asyncio.create_task(drop_unwanted(client, self._replica, self._id))
+        try:
+            while True:
+                waiting = {received, self._replica.failed, unwanted}
+                done, _ = await asyncio.wait(waiting, timeout=_METRICS_S, return_when=asyncio.FIRST_COMPLETED)
+                for future in done:
+                    future.result()
+                if received in done:
+                    return
+                self._write(self._counters())
+        finally:
+            await cancel_all((unwanted,))
+            await client.close()
 
     # ------------------------------------------------------------ receiver and flip threads
 

@@ -69,6 +69,19 @@ def test_a_silent_worker_loses_its_attempt_and_its_late_report_is_rejected_and_c
     assert stored == [(lease.attempt_id, "artifact", "w", "lease_expired")]
 
 
+def test_a_replica_hears_which_of_its_attempts_are_not_wanted_any_more() -> None:
+    world = harness()
+    first, second = (lease.attempt_id for lease in world.lease(2))
+    asked = m.EndedRequest(replica_id="r0", attempt_ids=[first, second, "of-another-run"])
+    assert world.call(c.ENDED, asked).ended == {"of-another-run": "unknown_attempt"}
+    world.fail(first, reason="node_lost")
+    world.artifact(second)
+    ended = {first: "node_lost", "of-another-run": "unknown_attempt"}
+    assert world.call(c.ENDED, asked).ended == ended
+    world.restart()
+    assert world.call(c.ENDED, asked).ended == ended
+
+
 def test_an_attempt_past_its_wall_clock_limit_is_given_up_although_its_worker_lives() -> None:
     world = harness()
     lease = world.lease(1)[0]

@@ -98,6 +98,22 @@ async def test_a_waiting_lease_wakes_when_a_version_gets_ready(tmp_path: Path) -
 
 
 @anyio_test
+async def test_a_replica_that_generates_is_woken_when_a_lease_expires(tmp_path: Path) -> None:
+    clock = ManualClock(1000.0)
+    service = await open_service(tmp_path / "c.db", clock)
+    await begin(service)
+    leased = m.LeaseReply.model_validate_json(await service.handle(c.LEASE, lease(1), "k"))
+    name = leased.leases[0].attempt_id
+    asked = m.EndedRequest(replica_id="r0", attempt_ids=[name], wait_s=20.0)
+    waiting = asyncio.create_task(service.handle(c.ENDED, asked, None))
+    await asyncio.sleep(0)
+    clock.advance(1000.0)
+    reply = m.EndedReply.model_validate_json(await asyncio.wait_for(waiting, timeout=5.0))
+    assert reply.ended == {name: "lease_expired"}
+    await service.close()
+
+
+@anyio_test
 async def test_closing_sends_waiting_calls_away(tmp_path: Path) -> None:
     service = await open_service(tmp_path / "c.db", ManualClock(1000.0))
     waiting = asyncio.create_task(service.handle(c.LEASE, lease(2, wait_s=20.0), "k"))

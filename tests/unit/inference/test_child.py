@@ -3,15 +3,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
+import stat
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
-from hpcrl.inference.child import Child, hold_port, last_lines
+from hpcrl.inference.child import Child, last_lines, socket_folder
 from hpcrl.inference.guard import session_members
 
 # A parent with a child of its own that ignores SIGTERM; both wait for ever.
@@ -84,17 +85,12 @@ def test_exit_status_and_log_end(tmp_path: Path) -> None:
     assert last_lines(tmp_path / "absent") == ""
 
 
-def test_a_held_port_is_for_the_server_that_is_told_it() -> None:
-    with hold_port() as held:
-        address = held.getsockname()
-        with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
-            stranger.bind(address)
-        others = [hold_port() for _ in range(200)]
-        assert address not in [other.getsockname() for other in others]
-        for other in others:
-            other.close()
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(address, 5).close()
-        with socket.create_server(address) as server, socket.create_connection(address, 5):
-            server.settimeout(5)
-            server.accept()[0].close()
+def test_a_socket_has_a_short_path_that_only_we_can_enter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("deep/" * 20)))
+    with socket_folder() as name:
+        assert len(f"{name}/http") < 108
+        assert stat.S_IMODE(Path(name).stat().st_mode) == 0o700
+    assert not Path(name).exists()
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp")
+    with socket_folder() as name:
+        assert Path(name).parent == Path("/tmp")

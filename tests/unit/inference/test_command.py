@@ -31,9 +31,9 @@ def value(arguments: list[str], name: str) -> str:
 
 
 def test_arguments_on_cpus() -> None:
-    arguments = server_arguments(config(kv_cache_gib=0.5, enforce_eager=True), Path("/m"), 8123, gpu=False)
-    assert value(arguments, "--host") == "127.0.0.1"
-    assert value(arguments, "--port") == "8123"
+    arguments = server_arguments(config(kv_cache_gib=0.5, enforce_eager=True), Path("/m"), Path("/run/http"), gpu=False)
+    assert value(arguments, "--uds") == "/run/http"
+    assert "--port" not in arguments
     assert value(arguments, "--model") == "/m"
     assert value(arguments, "--dtype") == "bfloat16"
     assert value(arguments, "--max-model-len") == "2048"
@@ -45,18 +45,21 @@ def test_arguments_on_cpus() -> None:
     assert "--gpu-memory-utilization" not in arguments
     assert "--tensor-parallel-size" not in arguments
     assert value(arguments, "--distributed-executor-backend").endswith(".UniProcExecutor")
-    two = server_arguments(config(tensor_parallel=2), Path("/m"), 1, gpu=False)
+    assert "--no-enable-chunked-prefill" in arguments  # a seed would end an engine that computes a prompt in pieces
+    assert value(arguments, "--max-num-batched-tokens") == str(2048 + 64)
+    two = server_arguments(config(tensor_parallel=2), Path("/m"), Path("s"), gpu=False)
     assert "--distributed-executor-backend" not in two
 
 
 def test_arguments_on_gpus_and_further_ones_last() -> None:
     arguments = server_arguments(
-        config(tensor_parallel=2, gpu_memory_utilization=0.7, extra_args=["--swap-space", "0"]), Path("/m"), 1, gpu=True
+        config(tensor_parallel=2, gpu_memory_utilization=0.7, extra_args=["--swap-space", "0"]), Path("/m"), Path("s"), gpu=True
     )
     assert value(arguments, "--tensor-parallel-size") == "2"
     assert value(arguments, "--gpu-memory-utilization") == "0.7"
     assert "--kv-cache-memory-bytes" not in arguments
     assert "--distributed-executor-backend" not in arguments
+    assert "--no-enable-chunked-prefill" not in arguments
     assert "--enforce-eager" not in arguments
     assert arguments[-2:] == ["--swap-space", "0"]
 
@@ -65,7 +68,7 @@ def test_adapters_have_a_place_each_and_the_next_rank_that_vllm_knows() -> None:
     lora = config().model_copy(
         update={"lora": LoraSection(rank=17, target_modules=["q_proj", "o_proj"]), "weights": WeightsSection(slots=5)}
     )
-    arguments = server_arguments(lora, Path("/m"), 1, gpu=True)
+    arguments = server_arguments(lora, Path("/m"), Path("s"), gpu=True)
     assert "--weight-transfer-config" not in arguments
     assert value(arguments, "--max-loras") == value(arguments, "--max-cpu-loras") == "5"
     assert value(arguments, "--max-lora-rank") == "32"

@@ -22,7 +22,6 @@ PATHS = [
     "/v1/chat/completions",
     "/v1/completions",
     "/side/record",
-    "/side/cancel",
     "/v1/models",
     "/",
 ]
