@@ -187,7 +187,8 @@ async def _one_stream(load: _Load, rounds: int) -> dict[str, float]:
     paired: list[float] = []
     noise: list[float] = []
     for number in range(-1, rounds):  # the first round warms up
-        attempt, took = f"one-{number}", []
+        attempt = f"one-{number}"
+        took: list[float] = []
         for question in (_question(number * _CALLS + index) for index in range(_CALLS)):
             seed = len(took)
             await load.direct(_ids(question), seed, 16)  # from here on its prompt is in the cache, for all three
