@@ -65,7 +65,7 @@ class Engine:
 
     def __enter__(self) -> Engine:
         self._await(self._server.start())
-        with httpx.Client(base_url=self._server.base_url, timeout=_PATIENCE_S, trust_env=False) as http:
+        with self._http() as http:
             for first in range(_STREAMS):
                 body = {"model": SERVED_MODEL, "prompt": [first] * (2 * _TOKENS - 1), "max_tokens": 1}
                 http.post("/v1/completions", json=body).raise_for_status()
