@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from replicas import SECRET, Client, Loop, forward_logprobs, save_model, stage
 
@@ -18,8 +19,9 @@ from hpcrl.config.schema import RunConfig
 from hpcrl.config.sections import InferenceSection, ModelSection, RolloutSection, TasksSection
 from hpcrl.errors import InfraError
 from hpcrl.inference.guard import session_members
+from hpcrl.inference.proxy import Proxy
 from hpcrl.inference.replica import Replica
-from hpcrl.protocol.keys import records_key
+from hpcrl.protocol.keys import AttemptKey, records_key, sign_attempt_key
 from hpcrl.protocol.record import AttemptRecord
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -110,6 +112,62 @@ def test_dialogue_is_recorded_token_exactly(loop: Loop, served: tuple[Replica, s
     assert loop.run(client.record()) == record
     status, body = loop.run(client.chat(messages))
     assert (status, body["error"]["code"]) == (409, "attempt_closed")
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_recorded_logprobs_are_those_that_the_trainer_computes(
+    loop: Loop, served: tuple[Replica, str], models: list[Path], temperature: float
+) -> None:
+    import torch
+
+    from hpcrl.inference.tokenizer import HFTokenizer
+    from hpcrl.protocol.messages import Lease, Sampling, ScoredAttempt
+    from hpcrl.protocol.version import PolicyVersion
+    from hpcrl.trainer.batch import pack, sequences_of
+    from hpcrl.trainer.model import Policy
+    from hpcrl.trajectory import from_record
+
+    config = configuration(models[0])
+    config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"temperature": temperature})})
+    proxy = Proxy(config, SECRET, "r0", served[0], HFTokenizer(models[0]))
+    names = {"attempt_id": "g0-r0-a0", "rollout_id": "g0-r0", "group_id": "g0", "task_id": "t", "split": "train"}
+    key = sign_attempt_key(SECRET, AttemptKey("g0-r0-a0", "0.0", "r0", "trajectory"))
+
+    async def dialogue() -> AttemptRecord:
+        transport = httpx.ASGITransport(app=proxy.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://proxy") as client:
+            messages: list[dict[str, Any]] = []
+            for turn in range(4):
+                messages.append({"role": "user", "content": f"turn {turn}"})
+                headers = {"Authorization": f"Bearer {key}"}
+                answer = await client.post("/v1/chat/completions", json={"messages": messages}, headers=headers)
+                messages.append(answer.json()["choices"][0]["message"])
+            headers = {"Authorization": f"Bearer {records_key(SECRET)}"}
+            answer = await client.post("/side/record", json={"attempt_id": "g0-r0-a0"}, headers=headers)
+            return AttemptRecord.model_validate(answer.json())
+
+    record = loop.run(dialogue())
+    assert {request.sampling.temperature for request in record.requests} == {temperature}
+    lease = Lease(
+        **names,
+        task_dir="/t",
+        policy_version="0.0",
+        replica_id="r0",
+        base_url="",
+        api_key=key,
+        sampling=Sampling(temperature=temperature),
+        deadline_at=0.0,
+    )
+    score = ScoredAttempt(attempt_id="g0-r0-a0", reward=1.0, rewards={}, verifier_version="v", scoring_s=0.0)
+    trajectory = from_record(lease, record, score, run_id="run", environment_version="e")
+    policy = Policy.load(models[0], "float32", torch.device("cpu"), temperature)
+    gaps = []
+    with torch.no_grad():
+        for batch in pack(sequences_of(trajectory, 1.0, PolicyVersion(0, 0)), 4096):
+            gaps.append((policy.logprobs(batch)[0] - batch.behaviour).abs())
+    found = torch.cat(gaps)
+    print(f"temperature {temperature}: {len(found)} tokens, largest |trainer - recorded| {found.max():.1e}")
+    assert len(found) == trajectory.trained_tokens > 20 and found.max() <= 2e-3
 
 
 def test_refusals_name_the_cause(loop: Loop, served: tuple[Replica, str]) -> None:

@@ -1,4 +1,4 @@
-"""An attempt whose lease expires, and one that is failed, stop generating in vLLM although their clients wait: coordinator → replica."""
+"""An attempt whose lease expires, and one that is failed, stop generating in vLLM although their clients wait."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -17,6 +18,7 @@ from typing import Any, TypeVar
 
 import httpx
 
+from hpcrl.bench.model import DTYPE_BYTES
 from hpcrl.config.load import parse_config
 from hpcrl.errors import InfraError
 from hpcrl.inference.command import SERVED_MODEL
@@ -29,12 +31,17 @@ T = TypeVar("T")
 
 _TOKENS = 512
 """Length of one stream; the model's context is twice that."""
+_STREAMS = 2
+"""Whole contexts that the KV cache holds."""
 _PATIENCE_S = 1800.0
 """A busy machine is slow, but what it measures is not the waiting."""
 
 
 class Engine:
-    """One vLLM server with ``threads`` threads that serves the model directory ``model`` as version 0.0. Use as a context manager."""
+    """One vLLM server with ``threads`` threads that serves the model directory ``model`` as version 0.0. Use as a context manager.
+
+    Its KV cache holds two streams and is filled once at the start: what grows afterwards is not the cache.
+    """
 
     def __init__(self, model: Path, dtype: str, threads: int, log: Path) -> None:
         config = parse_config(
@@ -45,7 +52,7 @@ class Engine:
                 "inference": {
                     "threads": threads,
                     "enforce_eager": True,
-                    "kv_cache_gib": 0.5,
+                    "kv_cache_gib": _kv_bytes(model, dtype) / 2**30,
                     "max_num_seqs": 4,
                     "start_timeout_s": _PATIENCE_S,
                     "request_timeout_s": _PATIENCE_S,
@@ -58,6 +65,10 @@ class Engine:
 
     def __enter__(self) -> Engine:
         self._await(self._server.start())
+        with self._http() as http:
+            for first in range(_STREAMS):
+                body = {"model": SERVED_MODEL, "prompt": [first] * (2 * _TOKENS - 1), "max_tokens": 1}
+                http.post("/v1/completions", json=body).raise_for_status()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -113,6 +124,15 @@ class Engine:
 
     def _await(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+def _kv_bytes(model: Path, dtype: str) -> int:
+    """Keys and values of as many contexts as the cache shall hold, and one block more."""
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    heads = config["num_attention_heads"]
+    width = config.get("head_dim") or config["hidden_size"] // heads
+    per_token = 2 * config["num_hidden_layers"] * config.get("num_key_value_heads", heads) * width * DTYPE_BYTES[dtype]
+    return int(per_token * (_STREAMS * 2 * _TOKENS + 256))
 
 
 def _proportional(pid: int) -> int:

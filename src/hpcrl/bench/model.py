@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-__all__ = ["make_model", "parse_size"]
+__all__ = ["DTYPE_BYTES", "make_model", "parse_size"]
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _WIDTHS = (64, 128, 256, 512, 1024, 2048, 4096)
 _LEAST_LAYERS = 16
 POSITIONS = 2048
@@ -31,7 +31,7 @@ def parse_size(text: str) -> int:
 
 def shape_for(nbytes: int, dtype: str) -> tuple[int, int]:
     """(width, layers) of a Llama of about ``nbytes``: as wide as 16 layers allow, then as deep as the size asks for."""
-    per_layer = {width: 13 * width * width * _BYTES[dtype] for width in _WIDTHS}  # 4 w² of attention, 9 w² of MLP
+    per_layer = {width: 13 * width * width * DTYPE_BYTES[dtype] for width in _WIDTHS}  # 4 w² of attention, 9 w² of MLP
     width = max((width for width in _WIDTHS if nbytes >= _LEAST_LAYERS * per_layer[width]), default=_WIDTHS[0])
     return width, max(1, round(nbytes / per_layer[width]))
 

@@ -4,8 +4,9 @@
                    beside it the same prompt and seed twice straight to vLLM:
                    a call through the proxy less one straight, and the two straight ones    paired_ms_p50, paired_ms_p99, noise_ms_p99
     32 streams     the same calls by 32 callers, tokens per second                          throughput_ratio_32
-    a dialogue     10 turns; what vLLM counts as found in its prefix cache at the last      prefix_hit_turn10
-    long ones      50 turns, 8,000 tokens; a turn's ids again, straight to vLLM             latency_ratio_turn50
+    a dialogue     10 turns (600, then 200 bytes, and replies of 32);
+                   what vLLM counts as found in its prefix cache at the last                prefix_hit_turn10
+    long ones      50 turns, 8,000 tokens; as for one stream, the last turn over the first  latency_ratio_turn50
     the proxy      20,000 requests of 400 attempts over an engine that answers at once      rss_growth, after a quarter of them
 
 The proxy, vLLM and the load are three processes, as in a run. The model is the quickstart's with more positions.
@@ -38,8 +39,10 @@ from hpcrl.errors import RunError, UserError
 from hpcrl.protocol.keys import AttemptKey, records_key, sign_attempt_key
 from hpcrl.protocol.record import AttemptRecord
 
-__all__ = ["measure"]
+__all__ = ["PARTS", "measure"]
 
+PARTS = ("calls", "streams", "dialogues", "memory")
+"""What can be measured alone."""
 _MODEL = Path("models/repair-qwen3")
 _CONTEXT = 10_240
 _TURN_BYTES = 140
@@ -101,28 +104,33 @@ class _Load:
         return answer, took
 
 
-def measure(quick: bool, say: Say) -> dict[str, float | None]:
-    """All numbers of the bench. ``quick``: few calls, to see that it works."""
+def measure(quick: bool, say: Say, only: str | None = None) -> dict[str, float | None]:
+    """The numbers of the bench, or of one of its parts (``PARTS``). ``quick``: few calls, to see that it works."""
     if not (_MODEL / "config.json").is_file():
         raise UserError(f"{_MODEL} is not here; run the bench in the repository's root")
-    return asyncio.run(_measure(quick, say))
+    return asyncio.run(_measure(quick, say, PARTS if only is None else (only,)))
 
 
-async def _measure(quick: bool, say: Say) -> dict[str, float | None]:
+async def _measure(quick: bool, say: Say, parts: tuple[str, ...]) -> dict[str, float | None]:
+    numbers: dict[str, float | None] = {}
     with tempfile.TemporaryDirectory(prefix="hpcrl-bench-") as name:
         folder = Path(name)
         _prepare(folder)
-        async with _served(folder, stub=False) as load:
-            say("vLLM and the proxy serve")
-            numbers: dict[str, float | None] = {}
-            numbers |= await _one_stream(load, 1 if quick else 30)
-            numbers["throughput_ratio_32"] = await _throughput(load, 1 if quick else 12)
-            say(f"calls: {numbers}")
-            numbers["prefix_hit_turn10"] = await _prefix_hits(load)
-            numbers["latency_ratio_turn50"] = await _long_dialogues(load, *((1, 5) if quick else (8, 50)))
-        say("the proxy alone")
-        async with _served(folder, stub=True) as load:
-            numbers["rss_growth"] = await _memory(load, 400 if quick else 20_000)
+        if set(parts) - {"memory"}:
+            async with _served(folder, stub=False) as load:
+                say("vLLM and the proxy serve")
+                if "calls" in parts:
+                    numbers |= await _one_stream(load, 1 if quick else 30)
+                if "streams" in parts:
+                    numbers["throughput_ratio_32"] = await _throughput(load, 1 if quick else 12)
+                say(f"calls: {numbers}")
+                if "dialogues" in parts:
+                    numbers["prefix_hit_turn10"] = await _prefix_hits(load)
+                    numbers["latency_ratio_turn50"] = await _long_dialogues(load, *((1, 5) if quick else (8, 50)))
+        if "memory" in parts:
+            say("the proxy alone")
+            async with _served(folder, stub=True) as load:
+                numbers["rss_growth"] = await _memory(load, 400 if quick else 20_000)
     return numbers
 
 
@@ -179,9 +187,11 @@ async def _one_stream(load: _Load, rounds: int) -> dict[str, float]:
     paired: list[float] = []
     noise: list[float] = []
     for number in range(-1, rounds):  # the first round warms up
-        attempt, took = f"one-{number}", []
+        attempt = f"one-{number}"
+        took: list[float] = []
         for question in (_question(number * _CALLS + index) for index in range(_CALLS)):
             seed = len(took)
+            await load.direct(_ids(question), seed, 16)  # from here on its prompt is in the cache, for all three
             first = (await load.direct(_ids(question), seed, 16))[1]
             took.append((await load.chat(attempt, question, seed=seed, max_tokens=16))[1])
             second = (await load.direct(_ids(question), seed, 16))[1]
@@ -244,11 +254,11 @@ async def _talk(load: _Load, attempt: str, turns: int, length: int) -> list[floa
 
 
 async def _prefix_hits(load: _Load) -> float:
-    """Share of the tenth turn's prompt that vLLM found in its cache."""
+    """Share of the tenth turn's prompt that vLLM found in its cache; as an agent's, the dialogue opens with its longest message."""
     messages: list[dict[str, str]] = []
     before = after = (0.0, 0.0)
     for turn in range(10):
-        messages += _question(turn, 200)
+        messages += _question(turn, 200 if turn else 600)
         before = await load.prefix_cache()
         answer, _ = await load.chat("prefix", messages, seed=turn, max_tokens=32)
         after = await load.prefix_cache()
@@ -257,17 +267,15 @@ async def _prefix_hits(load: _Load) -> float:
 
 
 async def _long_dialogues(load: _Load, dialogues: int, turns: int) -> float:
-    """What the proxy adds to the last turn, over what it adds to the first; both against the same ids straight to vLLM, cache warm."""
+    """What the proxy adds to the last turn, over what it adds to the first: each call's seconds less what its engine took."""
     first: list[float] = []
     last: list[float] = []
     for number in range(dialogues):
         attempt = f"long-{number}"
         took = await _talk(load, attempt, turns, _TURN_BYTES)
-        record = await load.record(attempt)
-        for turn, added in ((0, first), (turns - 1, last)):
-            prompt = record.token_ids[: record.requests[turn].start]
-            direct = min([(await load.direct(prompt, turn, 8))[1] for _ in range(3)])
-            added.append(took[turn] - direct)
+        requests = (await load.record(attempt)).requests
+        first.append(took[0] - requests[0].generate_s)
+        last.append(took[-1] - requests[-1].generate_s)
     return statistics.median(last) / statistics.median(first)
 
 

@@ -69,6 +69,8 @@ class WeightsBench:
         held = [found["rows"][-1]["rss"] - found["idle"]["rss"] for found in ranks]
         for rank, more in enumerate(held):
             progress(f"rank {rank}: {more / 2**20:.0f} MiB more than before the first publish")
+        for name, key, rows in _sizes(ranks, self.senders):
+            progress(f"{name}, MiB after each publish: {', '.join(f'{row[key] / 2**20:.0f}' for row in rows)}")
         fixed = {"bytes": nbytes, "receivers": self.receivers, "senders": self.senders, "link": self.link}
         fixed |= {"algo": self.algorithm, "receiver_bytes": max(held[self.senders :])}
         return summarise([found["rows"] for found in ranks], self.senders) | fixed
@@ -138,6 +140,14 @@ class WeightsBench:
         done = subprocess.run(argv, env=env, stdout=sys.stderr, check=False)
         if done.returncode:
             raise InfraError("bench", f"the ranks ended with exit code {done.returncode}; their output is above")
+
+
+def _sizes(ranks: list[dict[str, Any]], senders: int) -> Iterator[tuple[str, str, Rows]]:
+    """Whose memory was looked at: (name, key, rounds)."""
+    for rank, found in enumerate(ranks):
+        yield f"rank {rank}", "rss", found["rows"]
+    if "engine_rss" in ranks[senders]["rows"][0]:
+        yield "engine", "engine_rss", ranks[senders]["rows"]
 
 
 def summarise(ranks: list[Rows], senders: int) -> dict[str, float | None]:

@@ -28,7 +28,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "1 to 4, served": {"nbytes": 256 * _MIB, "link": "1gbit", "receivers": 4},
     "1 Gbit/s": {"nbytes": 64 * _MIB, "link": "1gbit", "baselines": False},
     "100 Mbit/s": {"nbytes": 64 * _MIB, "link": "100mbit", "baselines": False},
-    "SmolLM2": {"nbytes": 0, "threads": 2, "baselines": False},
+    "SmolLM2": {"nbytes": 0, "threads": 2, "link": "1gbit", "baselines": False},
     "50 publishes": {"nbytes": 64 * _MIB, "repeats": 50, "baselines": False},
 }
 """Options that differ from one sender, one receiver, no limit of the links, bf16. Where links are measured no engine takes a core."""

@@ -1,6 +1,7 @@
 """``hpcrl bench NAME``: measurements of hpcrl's own parts, against a bound or a peer taken in the same run.
 
-``weights`` has options of its own; the others are one line each in ``BENCHES``: a module with ``measure(quick, say) -> numbers``.
+``weights`` and ``proxy`` have options of their own; the others are one line each in ``BENCHES``: a module with
+``measure(quick, say) -> numbers``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import typer
 
 from hpcrl.cli.bench_weights import weights
 from hpcrl.cli.errors import report_errors
+from hpcrl.errors import UserError
 
 __all__ = ["BENCHES", "app"]
 
@@ -22,7 +24,6 @@ BENCHES = {
         "hpcrl.bench.coordinator",
         "Rollouts per second through the coordinator, its memory and its restart.",
     ),
-    "proxy": ("hpcrl.bench.proxy", "Model calls through the recording proxy, against the same calls straight to vLLM."),
     "trajectory": ("hpcrl.bench.trajectory", "Writing and reading shards, against raw h5py and JSON Lines."),
 }
 """Name → module, help."""
@@ -38,12 +39,33 @@ def _add(name: str, module: str, text: str) -> None:
         as_json: Annotated[bool, typer.Option("--json", help="One JSON line on stdout.")] = False,
         quick: Annotated[bool, typer.Option(help="Small and short: shows that it works, measures nothing.")] = False,
     ) -> None:
-        numbers = importlib.import_module(module).measure(quick, lambda text: print(text, file=sys.stderr, flush=True))
-        if as_json:
-            print(json.dumps(numbers))
-            return
-        for key, value in numbers.items():
-            print(f"{key:32} {'–' if value is None else f'{value:,.3f}'}")
+        _show(importlib.import_module(module).measure(quick, _say), as_json)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _show(numbers: dict[str, float | None], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(numbers))
+        return
+    for key, value in numbers.items():
+        print(f"{key:32} {'–' if value is None else f'{value:,.3f}'}")
+
+
+@app.command(help="Model calls through the recording proxy, against the same calls straight to vLLM.")
+@report_errors
+def proxy(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON line on stdout.")] = False,
+    quick: Annotated[bool, typer.Option(help="Small and short: shows that it works, measures nothing.")] = False,
+    only: Annotated[str | None, typer.Option(help="One part: calls, streams, dialogues, memory.")] = None,
+) -> None:
+    from hpcrl.bench.proxy import PARTS, measure
+
+    if only is not None and only not in PARTS:
+        raise UserError(f"--only {only}: the parts are {', '.join(PARTS)}")
+    _show(measure(quick, _say, only), as_json)
 
 
 for _name, (_module, _text) in BENCHES.items():

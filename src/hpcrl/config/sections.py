@@ -22,6 +22,7 @@ from hpcrl.config.values import (
     SrunArguments,
     Text,
     VllmArguments,
+    WholeDistribution,
 )
 
 # fmt: off
@@ -109,6 +110,8 @@ class RolloutSection(Section):
     """Wait for the rest of a group after its `min_group`-th accepted rollout."""
     temperature: Annotated[float, Field(ge=0.01)] = 1.0
     """Sampling temperature. Recorded logprobs are those after temperature, and the trainer computes the same."""
+    top_p: WholeDistribution = 1.0
+    """Only 1, the whole distribution: the one whose probabilities the trainer computes."""
     max_tokens: Positive = 512
     """Sampled tokens per model call, at most."""
     max_turns: Positive = 8

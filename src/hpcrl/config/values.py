@@ -22,6 +22,7 @@ __all__ = [
     "SrunArguments",
     "Text",
     "VllmArguments",
+    "WholeDistribution",
 ]
 
 _LARGEST = 10**9
@@ -123,3 +124,14 @@ def _environment(variables: dict[str, str]) -> dict[str, str]:
 
 
 Environment = Annotated[dict[str, str], AfterValidator(_environment)]
+
+
+def _whole_distribution(top_p: float) -> float:
+    if top_p != 1.0:
+        raise ValueError(
+            "must be 1: the trainer computes the whole distribution, and logprobs recorded within a nucleus are of another one"
+        )
+    return top_p
+
+
+WholeDistribution = Annotated[float, AfterValidator(_whole_distribution)]

@@ -19,6 +19,9 @@ says vLLM's own record, token by token.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -26,7 +29,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from hpcrl.clock import Clock, SystemClock
-from hpcrl.config.schema import RunConfig
+from hpcrl.config.schema import RolloutSection, RunConfig
 from hpcrl.errors import DataError, HpcrlError, InfraError, UserError
 from hpcrl.inference.answers import (
     Answer,
@@ -100,24 +103,27 @@ class Proxy:
     # ------------------------------------------------------------ routes
 
     async def _chat(self, request: Request) -> Response:
-        key, body = self._attempt_key(request), await read_body(request)
-        asked = parse_chat(read_json(body), self._rollout)
-        answer = await self._answer(request, key, body, asked)
-        if answer is None:
-            return Response(status_code=_CLIENT_CLOSED)
-        if asked.stream:
-            return Response(chat_events(answer, asked.include_usage), media_type="text/event-stream")
-        return JSONResponse(chat_completion(answer))
+        return await self._call(request, parse_chat, chat_completion, chat_events)
 
     async def _complete(self, request: Request) -> Response:
+        return await self._call(request, parse_completion, text_completion, text_events)
+
+    async def _call(
+        self,
+        request: Request,
+        parse: Callable[[Any, RolloutSection], Asked],
+        whole: Callable[[Answer], dict[str, Any]],
+        events: Callable[[Answer, bool], bytes],
+    ) -> Response:
+        """One model call of either dialect, answered as one body or as events."""
         key, body = self._attempt_key(request), await read_body(request)
-        asked = parse_completion(read_json(body), self._rollout)
+        asked = parse(read_json(body), self._rollout)
         answer = await self._answer(request, key, body, asked)
         if answer is None:
             return Response(status_code=_CLIENT_CLOSED)
         if asked.stream:
-            return Response(text_events(answer, asked.include_usage), media_type="text/event-stream")
-        return JSONResponse(text_completion(answer))
+            return Response(events(answer, asked.include_usage), media_type="text/event-stream")
+        return JSONResponse(whole(answer))
 
     async def _answer(self, request: Request, key: AttemptKey, body: bytes, asked: Asked) -> Answer | None:
         arrived = Arrived(

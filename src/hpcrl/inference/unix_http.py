@@ -37,7 +37,9 @@ class UnixHttp:
         self.path = path
         self._session = aiohttp.ClientSession(
             "http://vllm",
-            connector=aiohttp.UnixConnector(str(path), limit=0, keepalive_timeout=3.0),  # below uvicorn's 5 s: we close first
+            connector=aiohttp.UnixConnector(
+                str(path), limit=0, keepalive_timeout=3.0
+            ),  # below uvicorn's 5 s: we close first
             timeout=aiohttp.ClientTimeout(total=None),
             trust_env=False,
         )

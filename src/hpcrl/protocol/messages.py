@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 # fmt: off
 __all__ = [
     "Ack", "ArtifactItem", "ArtifactReport", "BadShard", "Batch", "BatchGroup", "BatchRequest", "CheckpointDone",
-    "Empty", "EndedReply", "EndedRequest", "EvalRequest", "EvalResult", "EvalStatusRequest", "FailureItem", "FailureReport", "Finish", "FlipGrant",
+    "Empty", "EndedReply", "EndedRequest", "EvalRequest", "EvalResult", "EvalStatusRequest",
+    "FailureItem", "FailureReport", "Finish", "FlipGrant",
     "FlipRequest", "Heartbeat", "HeartbeatReply", "Lease", "LeaseReply", "LeaseRequest", "Message", "OffPolicy", "Phase",
     "ReplicaReady", "ReplicaRefused", "ReplicaRegister", "Sampling", "ScoreItem", "ScoreReport", "ScoredAttempt",
     "ScoresReply", "ScoresRequest", "ScoringLease", "ScoringReply", "ScoringRequest", "SealedItem", "SealedReport",

@@ -61,7 +61,9 @@ def _listen(host: str, port: int) -> socket.socket:
         raise EnvironmentFault(
             f"cannot listen on {host}:{port}: {error.strerror}; --host must be an address of this machine"
         ) from error
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # accepted connections inherit it; asyncio would not set it
+    listener.setsockopt(
+        socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+    )  # accepted connections inherit it; asyncio would not set it
     listener.listen(_BACKLOG)
     listener.setblocking(False)
     return listener

@@ -26,7 +26,7 @@ from hpcrl.protocol.rundir import RunDir, publish_text
 from hpcrl.run.role import role_main
 from hpcrl.run.world import join_world
 from hpcrl.weights.adapter import peft_config
-from hpcrl.weights.digest import base_digest, model_config_digest, tokenizer_digest
+from hpcrl.weights.digest import model_config_digest, tokenizer_digest
 from hpcrl.weights.manifest import Adapter, Manifest
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def work(run: RunDir, config: RunConfig, _: argparse.Namespace) -> None:
         window=config.weights.chunks_in_flight,
         tokenizer_digest=tokenizer_digest(config.model.path),
         model_config_digest=model_config_digest(config.model.path),
-        adapter=_adapter(config, ranks.leads),
+        adapter=_adapter(config, trainer.base_digest),
         parent=None if parent is None else str(parent),
         on_manifest=announce,
         timeout_s=config.weights.drain_timeout_s + _PUBLISH_S,
@@ -111,15 +111,13 @@ def _snapshot(config: RunConfig, model: Any, index: int, count: int) -> Snapshot
     return Snapshot(lambda: adapter_tensors(model), config.model.dtype, on_gpu, index=index, count=count)
 
 
-def _adapter(config: RunConfig, leads: bool) -> Adapter | None:
-    """What the published tensors are. Only trainer 0 reads the base model for its digest: it writes the manifest."""
+def _adapter(config: RunConfig, base_digest: str | None) -> Adapter | None:
+    """What the published tensors are. Only trainer 0, which writes the manifest, knows the base model's digest."""
     lora = config.lora
-    if lora is None or not leads:
+    if lora is None or base_digest is None:
         return None
-    return Adapter(
-        config=peft_config(config.model.path, lora.rank, lora.alpha, lora.target_modules),
-        base_digest=base_digest(config.model.path),
-    )
+    config_of_peft = peft_config(config.model.path, lora.rank, lora.alpha, lora.target_modules)
+    return Adapter(config=config_of_peft, base_digest=base_digest)
 
 
 def _export(run: RunDir, config: RunConfig, policy: Policy, version: str) -> Path:

@@ -4,7 +4,7 @@
 
 A process killed at any time leaves either a ``.partial`` directory or one without marker; both are ignored and removed by the
 next save. A checkpoint holds the model, the optimizer, each rank's random state, step and lineage; of a model with adapters only
-these, as the frozen weights are in ``model.path``. Adding or removing ranks between save and resume is allowed.
+these and the digest of the frozen weights, which are in ``model.path``. Adding or removing ranks between save and resume is allowed.
 """
 
 from __future__ import annotations
@@ -64,12 +64,16 @@ def latest_complete(folder: Path) -> Checkpoint | None:
 
 
 class Checkpoints:
-    """Saves and loads one trainer's checkpoints in ``folder``; keeps the newest ``keep``. All ranks call together."""
+    """Saves and loads one trainer's checkpoints in ``folder``; keeps the newest ``keep``. All ranks call together.
 
-    def __init__(self, folder: Path, ranks: Ranks, keep: int) -> None:
+    ``base`` is the digest of the weights that the model's adapters were put on (needed on rank 0 only), None: there are no adapters.
+    """
+
+    def __init__(self, folder: Path, ranks: Ranks, keep: int, base: str | None = None) -> None:
         self._folder = Path(folder)
         self._ranks = ranks
         self._keep = keep
+        self._base = base
 
     def save(self, policy: Policy, optimizer: torch.optim.Optimizer, version: PolicyVersion) -> Checkpoint:
         """Write a checkpoint; when this returns it is complete and durable. Raises RunError when it cannot be written."""
@@ -88,7 +92,8 @@ class Checkpoints:
             raise RunError(f"cannot write the checkpoint {final}: {_cause(error)}") from error
         self._ranks.barrier()
         if self._ranks.leads:
-            (partial / _STATE).write_text(json.dumps({"version": str(version), "ranks": self._ranks.world}))
+            state_file = {"version": str(version), "ranks": self._ranks.world, "base": self._base}
+            (partial / _STATE).write_text(json.dumps(state_file))
             _fsync_tree(partial)
             if final.exists():
                 shutil.rmtree(final)
@@ -99,7 +104,11 @@ class Checkpoints:
         return Checkpoint(final, version)
 
     def load(self, checkpoint: Checkpoint, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
-        """Restore model, optimizer and random state in place. Raises DataError when the checkpoint does not fit the model."""
+        """Restore model, optimizer and random state in place.
+
+        Raises DataError when the checkpoint does not fit the model, or its adapters were trained on other weights.
+        """
+        self._ranks.decide(lambda: self._check_base(checkpoint))
         model_state, optimizer_state = _trained_state(policy, optimizer)
         saved = json.loads((checkpoint.path / _STATE).read_text())
         state: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state}
@@ -122,6 +131,12 @@ class Checkpoints:
         if same_ranks:
             torch.set_rng_state(state["rng"][self._rng_key()])
 
+    def _check_base(self, checkpoint: Checkpoint) -> None:
+        base = json.loads((checkpoint.path / _STATE).read_text())["base"]
+        if base != self._base:
+            text = f"{checkpoint.path} belongs to {_named(base)}, but the configuration gives {_named(self._base)}"
+            raise DataError("bad_checkpoint", f"{text}; resume with the model.path and lora that the run began with")
+
     def _rng_key(self) -> str:
         return f"rank{self._ranks.rank}"
 
@@ -138,6 +153,10 @@ class Checkpoints:
             # The marker first: a half-removed checkpoint must not look complete.
             (old.path / _MARKER).unlink()
             shutil.rmtree(old.path)
+
+
+def _named(base: str | None) -> str:
+    return "a model without adapters" if base is None else f"an adapter of the base weights with digest {base}"
 
 
 def _trained_state(policy: Policy, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -41,6 +41,7 @@ from hpcrl.trainer.model import Policy
 from hpcrl.trainer.step import TrainingStep
 from hpcrl.trainer.update import Updater, make_optimizer
 from hpcrl.trajectory.reader import ShardCache
+from hpcrl.weights.digest import base_digest
 
 __all__ = ["Trainer", "WeightPublisher"]
 
@@ -86,7 +87,9 @@ class Trainer:
             add_adapters(self.policy.model, config.lora, config.run.seed)
         optimizer = make_optimizer(self.policy, config.trainer)
         self._updater = Updater(self.policy, optimizer, ranks, config.trainer)
-        self._checkpoints = Checkpoints(run.checkpoints, ranks, config.trainer.keep_checkpoints)
+        self.base_digest = base_digest(config.model.path) if config.lora is not None and ranks.leads else None
+        """Of the frozen weights under an adapter; only rank 0 reads them for it."""
+        self._checkpoints = Checkpoints(run.checkpoints, ranks, config.trainer.keep_checkpoints, self.base_digest)
         self.resumed_from = self._resume()
         self._step = TrainingStep(config, self._updater, ranks, ShardCache(run.root))
         self._metrics = MetricsWriter(run.root, "trainer", ranks.rank, tensorboard=True) if ranks.leads else None

@@ -64,6 +64,7 @@ def test_every_default_is_written_out() -> None:
         ("weights.chunk_mib=.inf", "weights.chunk_mib: Input should be a finite number"),
         ("staleness.max_age_s=-1", "staleness.max_age_s: Input should be greater than 0 (got -1)"),
         ("rollout.temperature=0", "rollout.temperature: Input should be greater than or equal to 0.01 (got 0)"),
+        ("rollout.top_p=0.9", "rollout.top_p: must be 1: the trainer computes the whole distribution"),
         ("trainer.optimizer.lr=0", "trainer.optimizer.lr: Input should be greater than 0 (got 0)"),
         ("coordinator.lease_s=1e400", "coordinator.lease_s: Input should be a finite number"),
         ("scoring.lease_s=1.0e+10", "scoring.lease_s: Input should be less than or equal to 1000000000"),

@@ -45,6 +45,7 @@ def test_arguments_on_cpus() -> None:
     assert "--gpu-memory-utilization" not in arguments
     assert "--tensor-parallel-size" not in arguments
     assert value(arguments, "--distributed-executor-backend").endswith(".UniProcExecutor")
+    assert value(arguments, "--block-size") == "32"
     assert "--no-enable-chunked-prefill" in arguments  # a seed would end an engine that computes a prompt in pieces
     assert value(arguments, "--max-num-batched-tokens") == str(2048 + 64)
     two = server_arguments(config(tensor_parallel=2), Path("/m"), Path("s"), gpu=False)
@@ -53,7 +54,10 @@ def test_arguments_on_cpus() -> None:
 
 def test_arguments_on_gpus_and_further_ones_last() -> None:
     arguments = server_arguments(
-        config(tensor_parallel=2, gpu_memory_utilization=0.7, extra_args=["--swap-space", "0"]), Path("/m"), Path("s"), gpu=True
+        config(tensor_parallel=2, gpu_memory_utilization=0.7, extra_args=["--swap-space", "0"]),
+        Path("/m"),
+        Path("s"),
+        gpu=True,
     )
     assert value(arguments, "--tensor-parallel-size") == "2"
     assert value(arguments, "--gpu-memory-utilization") == "0.7"

@@ -142,6 +142,23 @@ def test_a_resumed_run_continues_bit_for_bit(tmp_path: Path) -> None:
     assert torch.equal(resumed, through)
 
 
+@pytest.mark.parametrize("change", ["other weights", "no adapter"])
+def test_a_checkpoint_is_not_resumed_on_another_base(tmp_path: Path, change: str) -> None:
+    batches = worlds.prepare(tmp_path)
+    plain = config_for(tmp_path / "model", checkpoint_every=1)
+    config = plain.model_copy(update={"lora": LORA})
+    worlds.train(tmp_path, ALONE, config, batches)
+    if change == "other weights":
+        weights = tmp_path / "model/model.safetensors"
+        content = bytearray(weights.read_bytes())
+        content[-1] ^= 1
+        weights.write_bytes(content)
+        plain = config
+    wanted = r"0\.\d belongs to an adapter of the base weights .*, but the configuration gives .*; resume with the model\.path and lora"
+    with pytest.raises(DataError, match=wanted):
+        worlds.train(tmp_path, ALONE, plain, batches, lineage=1)
+
+
 def test_only_the_adapter_travels() -> None:
     model = adapted(started=True)
     snapshot = Snapshot(lambda: adapter_tensors(model), "bfloat16")
