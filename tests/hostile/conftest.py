@@ -85,7 +85,9 @@ class Attack:
         spec = SandboxSpec(image=self.image.path, limits=limits)
         async with SandboxPool(backend="apptainer", start_concurrency=2, scratch=self.base / "scratch") as pool:
             async with pool.sandbox(spec, "neighbour") as neighbour:
-                beside = asyncio.create_task(neighbour.run("i=0; while [ ! -e end ]; do sleep 0.05; done; echo lived", 60))
+                beside = asyncio.create_task(
+                    neighbour.run("i=0; while [ ! -e end ]; do sleep 0.05; done; echo lived", 60)
+                )
                 async with pool.sandbox(spec, "hostile") as sandbox:
                     got: CommandResult | PolicyError
                     try:

@@ -6,7 +6,9 @@ from typing import Any
 
 
 def test_in_the_artifact(attack: Any) -> None:
-    command = "mkdir -p logs/verifier; echo 1 | tee reward.txt > logs/verifier/reward.txt; echo 1 > /logs/verifier/reward.txt"
+    command = (
+        "mkdir -p logs/verifier; echo 1 | tee reward.txt > logs/verifier/reward.txt; echo 1 > /logs/verifier/reward.txt"
+    )
     assert attack.score(command=command).reward == 0.0
 
 

@@ -8,7 +8,8 @@ Who is to blame decides what is reported:
     a reward was written                               that score
     the verifier overran its time, or what it ran      reward 0, policy failure: the artifact is what differs between attempts
     broke a limit of the sandbox
-    a reward above 0, but a process had come loose     reward 0, policy failure "verifier_background": who wrote it is not known
+    a process had come loose from the tests, and the   reward 0, policy failure "verifier_background": who wrote it is not known
+    reward is above 0, unusable or missing
     no reward, or not a finite number                  InfraError("no_reward" | "bad_reward"): the verifier is broken
     both reward.txt and reward.json                    InfraError("bad_reward"): which of them is the tests' own cannot be known
     the verifier was killed from outside (status 137)  InfraError("verifier_killed"): what it wrote before is no verdict
@@ -90,9 +91,16 @@ async def score(
         except PolicyError as error:
             failure, output = f"verifier_{error.reason}", str(error)
         await sandbox.finish()
-        rewards = {} if failure is not None else await _rewards(sandbox, output)
-        if loose and rewards and total(rewards) > 0:
-            rewards, failure = {}, "verifier_background"
+        rewards: dict[str, float] = {}
+        if failure is None:
+            try:
+                rewards = await _rewards(sandbox, output)
+            except InfraError:
+                # A file spoilt from behind is no fault of the tests: no second try for who spoilt it.
+                if not loose:
+                    raise
+            if loose and (not rewards or total(rewards) > 0):
+                rewards, failure = {}, "verifier_background"
         return Score(
             reward=total(rewards) if rewards else 0.0,
             rewards=rewards,

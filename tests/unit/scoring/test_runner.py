@@ -104,6 +104,9 @@ def test_a_reward_that_a_loose_process_may_have_written_does_not_count(task: Pri
     assert (got.reward, got.rewards, got.policy_failure) == (0.0, {}, "verifier_background")
     got = scored(task, ended(), loose=True, reward_txt=b"-1\n")
     assert (got.reward, got.policy_failure) == (-1.0, None)
+    for spoilt in ({}, {"reward_txt": b""}, {"reward_txt": b"1", "reward_json": b'{"reward": 1}'}):
+        got = scored(task, ended(), loose=True, **spoilt)
+        assert (got.reward, got.policy_failure) == (0.0, "verifier_background")
 
 
 def test_a_second_reward_file_does_not_win(task: PrivateTask) -> None:
