@@ -147,6 +147,25 @@ def test_background_holding_the_output_delays_nothing(world: World) -> None:
     world.run(body)
 
 
+def test_processes_that_came_loose_are_known(world: World) -> None:
+    async def orderly(sandbox: Sandbox) -> None:
+        await sandbox.run("ls | cat; true & wait; sh -c 'true; true'; python3 -c 'pass'")
+        assert not await sandbox.detached()
+
+    async def running(sandbox: Sandbox) -> None:
+        await sandbox.run("sleep 60 >/dev/null 2>&1 &")
+        assert await sandbox.detached()
+
+    async def gone(sandbox: Sandbox) -> None:
+        await sandbox.run("(sleep 0.1 &); sleep 0.4")
+        assert await sandbox.detached()
+
+    world.run(orderly)
+    world.run(running)
+    if world.backend == "apptainer":  # elsewhere an orphan is adopted by a process that is not the sandbox's
+        world.run(gone)
+
+
 def test_kill_zero_reaches_only_the_command(world: World) -> None:
     async def body(sandbox: Sandbox) -> None:
         assert (await sandbox.run("kill -9 0")).exit_code == 137

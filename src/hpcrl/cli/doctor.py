@@ -51,13 +51,13 @@ def _mpi() -> str:
 
 def _sandbox() -> str:
     from hpcrl.config.sections import SandboxSection
-    from hpcrl.sandbox.check import preflight
+    from hpcrl.sandbox.check import preflight, unenforced
     from hpcrl.sandbox.images import resolve
 
     image = resolve(SandboxSection().image)
     asyncio.run(preflight(image))
     done = subprocess.run(["apptainer", "--version"], capture_output=True, text=True, check=False)
-    return done.stdout.strip()
+    return "; ".join([done.stdout.strip(), *unenforced()])
 
 
 def _vllm() -> str:

@@ -111,6 +111,13 @@ class Sandbox(ABC):
         """As ``read``, below the mount at ``target``; also after the sandbox has died."""
 
     @abstractmethod
+    async def detached(self) -> bool:
+        """Whether anything but the commands' own line of processes has run: a process that outlived the one that started it,
+        though it may have ended since, or that runs now. After a command, False means that nothing wrote after it had ended, nor
+        behind its back. A sandbox that has died gives True.
+        """
+
+    @abstractmethod
     async def finish(self) -> None:
         """End the sandbox's processes, so that its files are at rest. May be called again; no command can follow."""
 

@@ -13,7 +13,7 @@ from hpcrl.sandbox.images import Image
 from hpcrl.sandbox.limits import Limits
 from hpcrl.sandbox.pool import Backend, SandboxPool
 
-__all__ = ["preflight"]
+__all__ = ["preflight", "unenforced"]
 
 _CHECKS = (
     ("test ! -e /sys/class/net", "/sys is visible inside"),
@@ -21,6 +21,20 @@ _CHECKS = (
     ("! test -w /proc/sys/kernel/core_pattern", "/proc/sys can be written from inside"),
     ('test "$(ls /proc | grep -c "^[0-9]*$")" -lt 12', "foreign processes are visible inside"),
 )
+
+
+def unenforced() -> list[str]:
+    """What this machine does not enforce, one phrase each; see docs/security.md."""
+    found = []
+    scope = Path("/proc/sys/kernel/yama/ptrace_scope")
+    try:
+        traced = int(scope.read_text()) == 0
+    except (OSError, ValueError):
+        traced = True
+    if traced:
+        found.append("tested code may trace its tests (kernel.yama.ptrace_scope is not 1 or more)")
+    found.append("disk, and memory of all processes together, are watched once a second, not bounded at once")
+    return found
 
 
 async def preflight(

@@ -22,7 +22,7 @@ from pathlib import Path
 from hpcrl.errors import HpcrlError, InfraError, PolicyError
 from hpcrl.sandbox.base import CommandResult, Sandbox, SandboxSpec
 from hpcrl.sandbox.channel import Channel, Died, Flooded
-from hpcrl.sandbox.procs import children, descendants, kill_all, resident_bytes
+from hpcrl.sandbox.procs import children, descendants, kill_all, reaped_faults, resident_bytes
 from hpcrl.sandbox.server import prelude
 from hpcrl.sandbox.workdir import WorkDir
 
@@ -46,6 +46,7 @@ class ShellSandbox(Sandbox):
         self._work = WorkDir(attempt, self._visible_workdir(spec, attempt), owner)
         self._channel = Channel(spec.limits.output_bytes, spec.limits.output_flood_bytes)
         self._init = self._server = 0
+        self._reaped = 0
         self._dead: HpcrlError | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._next_check = 0.0
@@ -104,6 +105,7 @@ class ShellSandbox(Sandbox):
         if len(servers) != 1:
             raise InfraError("sandbox_start", f"unexpected process tree below {self._channel.pid}: {below} {servers}")
         self._init, self._server = below[0], servers[0]
+        self._reaped = reaped_faults(self._init)
 
     # Commands.
 
@@ -216,6 +218,16 @@ class ShellSandbox(Sandbox):
             if mount.target == target:
                 return self._work.read_mount(index, path, max_bytes)
         raise ValueError(f"nothing is mounted at {target}")
+
+    async def detached(self) -> bool:
+        if self._dead is not None or not self._channel.alive:
+            return True
+        if not self.contained:
+            return bool(descendants(self._server))
+        # Orphans become init's children. The living are looked at first: one that ends meanwhile is then in the count.
+        if children(self._init) != [self._server] or children(self._server):
+            return True
+        return reaped_faults(self._init) != self._reaped
 
     async def finish(self) -> None:
         if self._dead is None:

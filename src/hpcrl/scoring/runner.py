@@ -8,18 +8,18 @@ Who is to blame decides what is reported:
     a reward was written                               that score
     the verifier overran its time, or what it ran      reward 0, policy failure: the artifact is what differs between attempts
     broke a limit of the sandbox
+    a process had come loose from the tests, and the   reward 0, policy failure "verifier_background": who wrote it is not known
+    reward is above 0, unusable or missing
     no reward, or not a finite number                  InfraError("no_reward" | "bad_reward"): the verifier is broken
     both reward.txt and reward.json                    InfraError("bad_reward"): which of them is the tests' own cannot be known
     the verifier was killed from outside (status 137)  InfraError("verifier_killed"): what it wrote before is no verdict
     the sandbox did not start or was killed            InfraError
     the artifact is no artifact                        DataError
 
-The code under test runs beside the tests, as Harbor defines it, and may write to /logs/verifier too.
-
-    protected       nothing is written once the tests have ended: their processes, background ones too, end before the reward is read.
-                    A second reward file beside the tests' own does not win; it costs the attempt, which is tried again
-    not protected   a process that the code under test forked and that lives while the tests run can race their last write; tests
-                    must write the reward last, and those that must resist forgery run the code as a child, or restrict it
+The code under test runs beside the tests under the same user, as Harbor defines it, and may write to /logs/verifier too. So a reward
+counts only if the tests wrote it last, undisturbed: nothing is written once they have ended, since all processes end before it is read;
+and no process may have come loose from the tests' own line (forked twice, left behind by a killed parent, still running at the end),
+for only such a one can write behind their last line, or after having ended them. docs/security.md says what remains.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ async def score(
     async with pool.sandbox(spec, name) as sandbox:
         failure: str | None = None
         output = ""
+        loose = False
         try:
             result = await sandbox.run(_command(pool), task.timeout_s)
             output = result.output[-_DETAIL_CHARACTERS:]
@@ -86,10 +87,20 @@ async def score(
                 failure = "verifier_output_limit"
             elif result.exit_code == _KILLED:
                 raise InfraError("verifier_killed", f"the tests were killed; they printed: {_end(output)}")
+            loose = await sandbox.detached()
         except PolicyError as error:
             failure, output = f"verifier_{error.reason}", str(error)
         await sandbox.finish()
-        rewards = {} if failure is not None else await _rewards(sandbox, output)
+        rewards: dict[str, float] = {}
+        if failure is None:
+            try:
+                rewards = await _rewards(sandbox, output)
+            except InfraError:
+                # A file spoilt from behind is no fault of the tests: no second try for who spoilt it.
+                if not loose:
+                    raise
+            if loose and (not rewards or total(rewards) > 0):
+                rewards, failure = {}, "verifier_background"
         return Score(
             reward=total(rewards) if rewards else 0.0,
             rewards=rewards,

@@ -24,8 +24,8 @@ class StandIn:
 
     isolated = True
 
-    def __init__(self, result: CommandResult | PolicyError, files: dict[str, bytes]) -> None:
-        self.result, self.files, self.finished = result, files, False
+    def __init__(self, result: CommandResult | PolicyError, files: dict[str, bytes], loose: bool) -> None:
+        self.result, self.files, self.loose, self.finished = result, files, loose, False
 
     @asynccontextmanager
     async def sandbox(self, spec: object, name: str) -> AsyncIterator[StandIn]:
@@ -35,6 +35,10 @@ class StandIn:
         if isinstance(self.result, PolicyError):
             raise self.result
         return self.result
+
+    async def detached(self) -> bool:
+        assert not self.finished, "all processes are gone by then"
+        return self.loose
 
     async def finish(self) -> None:
         self.finished = True
@@ -61,9 +65,9 @@ def ended(exit_code: int = 0, **flags: Any) -> CommandResult:
     return CommandResult(exit_code=exit_code, **values)
 
 
-def scored(task: PrivateTask, result: CommandResult | PolicyError, **files: bytes) -> Score:
+def scored(task: PrivateTask, result: CommandResult | PolicyError, loose: bool = False, **files: bytes) -> Score:
     named = {name.replace("_", "."): content for name, content in files.items()}
-    stand_in = cast(SandboxPool, StandIn(result, named))
+    stand_in = cast(SandboxPool, StandIn(result, named, loose))
     image = cast(Any, SimpleNamespace(path=Path("/image")))
     return asyncio.run(score(task, b"", image, Limits(), stand_in))
 
@@ -93,6 +97,16 @@ def test_what_the_artifact_broke_scores_zero(
 ) -> None:
     got = scored(task, result, reward_txt=b"1\n")
     assert (got.reward, got.rewards, got.policy_failure) == (0.0, {}, failure)
+
+
+def test_a_reward_that_a_loose_process_may_have_written_does_not_count(task: PrivateTask) -> None:
+    got = scored(task, ended(), loose=True, reward_txt=b"1\n")
+    assert (got.reward, got.rewards, got.policy_failure) == (0.0, {}, "verifier_background")
+    got = scored(task, ended(), loose=True, reward_txt=b"-1\n")
+    assert (got.reward, got.policy_failure) == (-1.0, None)
+    for spoilt in ({}, {"reward_txt": b""}, {"reward_txt": b"1", "reward_json": b'{"reward": 1}'}):
+        got = scored(task, ended(), loose=True, **spoilt)
+        assert (got.reward, got.policy_failure) == (0.0, "verifier_background")
 
 
 def test_a_second_reward_file_does_not_win(task: PrivateTask) -> None:

@@ -1,0 +1,113 @@
+"""What an agent may try, in real containers. One file per trick; ``attack`` is the way in.
+
+The task: ``sol.py N`` must print 2 × N. The tests ask for a number nobody knows before, run the code as a child, and write the reward
+last, in the form that most Harbor tasks have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcrl.errors import PolicyError
+from hpcrl.sandbox.base import CommandResult, SandboxSpec
+from hpcrl.sandbox.images import Image, resolve
+from hpcrl.sandbox.limits import Limits
+from hpcrl.sandbox.pool import SandboxPool
+from hpcrl.sandbox.tasks import sandbox_spec
+from hpcrl.scoring.private import load_private
+from hpcrl.scoring.runner import Score, score
+
+ROOT = Path(__file__).parents[2]
+
+_TEST = """\
+python3 -I /tests/check.py
+if [ $? -eq 0 ]; then echo 1 > /logs/verifier/reward.txt; else echo 0 > /logs/verifier/reward.txt; fi
+"""
+_CHECK = """\
+import os, subprocess, sys
+number = int.from_bytes(os.urandom(2), "big")
+done = subprocess.run([sys.executable, "/work/sol.py", str(number)], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, timeout=10)
+sys.exit(0 if done.stdout.split() == [str(2 * number).encode()] else 1)
+"""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.apptainer)
+
+
+class Attack:
+    """``score``: what the files an agent left are worth. ``run``: what a command comes to, with a neighbour that must live on."""
+
+    def __init__(self, base: Path, image: Image) -> None:
+        self.base, self.image = base, image
+        self.task = base / "task"
+        (self.task / "environment" / "files").mkdir(parents=True)
+        (self.task / "environment" / "files" / "sol.py").write_text("print(0)\n")
+        (self.task / "tests").mkdir()
+        (self.task / "tests" / "test.sh").write_text(_TEST)
+        (self.task / "tests" / "check.py").write_text(_CHECK)
+        (self.task / "instruction.md").write_text("Make sol.py print twice its argument.\n")
+        (self.task / "task.toml").write_text('version = "1.0"\n[verifier]\ntimeout_sec = 30\n')
+
+    def score(self, sol: str | None = None, command: str = "true", **files: str) -> Score:
+        """``files``: name (``__`` for a dot) → content, besides ``sol``; then ``command`` runs."""
+        return asyncio.run(self._score(sol, command, files))
+
+    async def _score(self, sol: str | None, command: str, files: dict[str, str]) -> Score:
+        task, limits = load_private(self.task), Limits(command_timeout_s=20)
+        async with SandboxPool(backend="apptainer", start_concurrency=2, scratch=self.base / "scratch") as pool:
+            async with pool.sandbox(sandbox_spec(task.public, self.image, limits)) as sandbox:
+                if sol is not None:
+                    await sandbox.write("sol.py", sol.encode())
+                for name, content in files.items():
+                    await sandbox.write(name.replace("__", "."), content.encode())
+                await sandbox.run(command)
+                artifact = await sandbox.artifact()
+            return await score(task, artifact, self.image, limits, pool)
+
+    def run(self, command: str, timeout_s: float = 10, limits: Limits | None = None) -> CommandResult | PolicyError:
+        """Fails when the neighbour was disturbed or anything is left afterwards."""
+        got = asyncio.run(self._run(command, timeout_s, limits or Limits()))
+        assert os.listdir(self.base / "scratch") == []
+        return got
+
+    async def _run(self, command: str, timeout_s: float, limits: Limits) -> CommandResult | PolicyError:
+        spec = SandboxSpec(image=self.image.path, limits=limits)
+        async with SandboxPool(backend="apptainer", start_concurrency=2, scratch=self.base / "scratch") as pool:
+            async with pool.sandbox(spec, "neighbour") as neighbour:
+                beside = asyncio.create_task(
+                    neighbour.run("i=0; while [ ! -e end ]; do sleep 0.05; done; echo lived", 60)
+                )
+                async with pool.sandbox(spec, "hostile") as sandbox:
+                    got: CommandResult | PolicyError
+                    try:
+                        got = await sandbox.run(command, timeout_s)
+                    except PolicyError as error:
+                        got = error
+                await neighbour.write("end", b"")
+                assert (await beside).output == "lived\n"
+        return got
+
+
+@pytest.fixture(scope="session")
+def image() -> Image:
+    return resolve(str(ROOT / "containers/sandbox.def"))
+
+
+@pytest.fixture
+def attack(image: Image) -> Iterator[Attack]:
+    # Not below pytest's own directories: run by root, sandboxes are user nobody, who cannot pass through those.
+    base = Path(tempfile.mkdtemp(prefix="hpcrl-test-"))
+    os.chmod(base, 0o711)
+    yield Attack(base, image)
+    shutil.rmtree(base)
