@@ -190,6 +190,8 @@ class Session:
                 raise DataError("calls_running", f"attempt {self.attempt_id} has {self.running} model calls under way")
             self._record = self._build()
             self.touched_at = now
+            # The record is all that is asked for from here on; each call holds its whole prompt.
+            self._segments, self._calls, self._last_messages = [], [], []
         return self._record
 
     def _next_id(self) -> str:
