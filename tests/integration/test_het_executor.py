@@ -51,7 +51,7 @@ def sleep() -> None:
 
 
 def pair(second: Component) -> list[Component]:
-    return [Component(sleep, partition="train", timeout_min=10), second]
+    return [Component(sleep, partition="train", timeout_min=10, additional_parameters={"no-requeue": True}), second]
 
 
 def test_results_of_every_task_of_every_component(executor: HetExecutor) -> None:
@@ -114,7 +114,7 @@ def test_the_signal_requeues_the_whole_job_once(executor: HetExecutor, jobs: Job
     paths = [jobs.folder / "first", jobs.folder / "second"]
     job = executor.submit_het(
         [
-            Component(Counts(path), partition=partition, timeout_min=10)
+            Component(Counts(path), partition=partition, timeout_min=30)  # submitit: near its end in the last ten
             for path, partition in zip(paths, ("train", "cpu"), strict=True)
         ]
     )

@@ -121,7 +121,9 @@ def test_a_killed_worker_that_may_not_be_restarted_ends_the_run_with_one_reason_
     assert job.wait(120) == "FAILED", job.evidence()
     end = read(run.end)
     assert end["state"] == "failed"
-    assert end["reason"].startswith(("worker-0 ended with exit code 137: srun: error: cpu", "worker-1 ended with exit code 137: srun: error: cpu"))
+    assert end["reason"].startswith(
+        ("worker-0 ended with exit code 137: srun: error: cpu", "worker-1 ended with exit code 137: srun: error: cpu")
+    )
     assert "Killed" in end["reason"]
     assert job.last_line() == f"hpcrl: {end['reason']}"
     assert read(run.summary)["state"] == "failed"

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import pytest
 from hetjobs import Job, Jobs
+from test_hetjob import CONFIG, SMALLEST, START_S, _processes_of, check_every_trained_trajectory, read, scaled_down
 
 from hpcrl.protocol.rundir import RunDir
-from test_hetjob import CONFIG, SMALLEST, START_S, _processes_of, check_every_trained_trajectory, read, scaled_down
 
 pytestmark = [
     pytest.mark.slurm,

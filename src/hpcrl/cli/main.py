@@ -187,11 +187,15 @@ def compare_command(
 @report_errors
 def doctor_command(
     config: Annotated[Path | None, typer.Argument(help="Also check this configuration's model and tasks.")] = None,
+    partitions: Annotated[
+        list[str] | None, typer.Option("--partition", metavar="NAME", help="Try a node of this partition; repeatable.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The table as JSON.")] = False,
 ) -> None:
     """What works on this machine: Slurm, MPI, sandboxes, vLLM, disk. Exit code 3 when something a run needs is broken."""
     from hpcrl.cli.doctor import doctor
 
-    if not doctor(config):
+    if not doctor(config, partitions, as_json):
         raise EnvironmentFault("something is broken; see the table")
 
 
