@@ -39,13 +39,17 @@ def _what(args: argparse.Namespace) -> tuple[Path, RunConfig, bool]:
     if args.resume is not None:
         return args.resume.resolve(), load_config(RunDir(args.resume).config, args.set), True
     config = load_config(args.config, args.set)
+    restarted = int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0
     note = Path(config.run.dir) / f".job-{os.environ.get('SLURM_JOB_ID')}"
-    if int(os.environ.get("SLURM_RESTART_COUNT", "0")) and note.exists():
+    if args.run_dir is not None:
+        root = args.run_dir.resolve()
+    elif restarted and note.exists():
         root = Path(note.read_text(encoding="utf-8"))
-        if RunDir(root).config.exists():
-            return root, load_config(RunDir(root).config), True
-    root = (args.run_dir or new_run_dir(config)).resolve()
-    publish_text(note, str(root))
+    else:
+        root = new_run_dir(config)
+        publish_text(note, str(root))
+    if restarted and RunDir(root).config.exists():
+        return root, load_config(RunDir(root).config), True
     return root, config, False
 
 

@@ -130,7 +130,10 @@ class Watcher:
 
     def restart(self, child: Child, step: Step | None = None) -> Child:
         """End what is left of ``child``, put the reasons of its roles aside, and start its step (or ``step``) again."""
-        self.stop([child])
+        if child.process.poll() is None:
+            self.stop([child])
+        else:
+            _signal(child, signal.SIGKILL)  # what its leader left behind in the group
         self.children.remove(child)
         aside = self._run.failures / "restarted"
         for path in [path for role in child.step.roles for path in self._run.failures.glob(f"{role}-*.json")]:
@@ -145,9 +148,6 @@ class Watcher:
     def stop(self, children: list[Child]) -> None:
         """The same for some of them."""
         running = [child for child in children if child.process.poll() is None]
-        for child in children:
-            if child not in running:
-                _signal(child, signal.SIGKILL)  # what its leader left behind in the group
         for child in running:
             _signal(child, signal.SIGTERM)
         deadline = time.monotonic() + _TERM_GRACE_S
