@@ -210,7 +210,7 @@ def sandboxes() -> str:
     from hpcrl.sandbox.images import resolve
 
     if shutil.which("apptainer") is None:
-        raise Fault("apptainer is not on PATH", "load its module; version 1.2 or newer", "user")
+        raise Fault("apptainer is not on PATH", "load its module, or have it installed", "user")
     asyncio.run(preflight(resolve(SandboxSection().image)))
     return _ask("apptainer", "--version").stdout.strip()
 
