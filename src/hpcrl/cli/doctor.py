@@ -6,6 +6,7 @@ import json
 import subprocess
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -42,10 +43,11 @@ def doctor(config: Path | None, partitions: list[str] | None = None, as_json: bo
     """Print the table; True when nothing is broken. ``partitions``: also start one task on a node of each (None: the default one's)."""
     chosen = dict(CHECKS)
     if "Slurm" in chosen:
-        for partition in partitions or [None]:
+        places: list[str | None] = [*partitions] if partitions else [None]
+        for partition in places:
             name = f" of {partition}" if partition else ""
-            chosen[f"nodes{name}"] = lambda partition=partition: checks.nodes_are_up(partition)
-            chosen[f"a step on a node{name}"] = lambda partition=partition: checks.on_nodes(partition)
+            chosen[f"nodes{name}"] = partial(checks.nodes_are_up, partition)
+            chosen[f"a step on a node{name}"] = partial(checks.on_nodes, partition)
     if config is not None:
         chosen["configuration"] = lambda: _configuration(config)
     findings: list[Finding] = []
