@@ -28,6 +28,7 @@ _CLOCK_S = 2.0
 _VISIBLE_S = 5.0
 _OPEN_FILES = 4096
 _START_S = 60
+_ANSWER_S = 10
 
 
 class Fault(EnvironmentFault):
@@ -45,14 +46,14 @@ def _ask(*argv: str, timeout_s: float = 30) -> subprocess.CompletedProcess[str]:
 def slurm_answers() -> str:
     if shutil.which("sinfo") is None:
         raise Fault("sinfo is not on PATH", "load the Slurm module, or: eval $(hpcrl devcluster env)", "user")
-    done = _ask("sinfo", "--version")
-    ping = _ask("sinfo", "-h", "-o", "%P")
+    todo = "is SLURM_CONF right? For the one-machine cluster: hpcrl devcluster up, then eval $(hpcrl devcluster env)"
+    try:
+        done = _ask("sinfo", "--version", timeout_s=_ANSWER_S)
+        ping = _ask("sinfo", "-h", "-o", "%P", timeout_s=_ANSWER_S)
+    except subprocess.TimeoutExpired as error:
+        raise Fault(f"sinfo fails: no answer in {_ANSWER_S} s", todo, "user") from error
     if ping.returncode != 0:
-        raise Fault(
-            f"sinfo fails: {' '.join(ping.stderr.split())}",
-            "is SLURM_CONF right? For the one-machine cluster: hpcrl devcluster up, then eval $(hpcrl devcluster env)",
-            "user",
-        )
+        raise Fault(f"sinfo fails: {' '.join(ping.stderr.split())}", todo, "user")
     return done.stdout.strip()
 
 
