@@ -10,10 +10,15 @@
 #
 # What to change for your cluster: the three partitions, GPUs per node, time; add account and QOS where your site asks for them
 # (#SBATCH --account=NAME in each component); load modules at the mark below. The project must lie on a shared file system.
+#
+# --signal: so many seconds before the time limit the trainer writes a checkpoint, and the job goes back into the queue and on from there.
 
 # --- component 0: trainer. One task per GPU (torch.distributed ranks).
 #SBATCH --job-name=hpcrl
 #SBATCH --output=slurm-%j.out
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=B:USR1@300
 #SBATCH --time=24:00:00
 #SBATCH --partition=train
 #SBATCH --nodes=1
@@ -37,6 +42,7 @@
 #SBATCH --cpus-per-task=4
 
 set -euo pipefail
+trap '' USR1  # until the launcher listens
 cd "${HPCRL_ROOT:-$SLURM_SUBMIT_DIR}"
 
 # Modules of your site go here, for example:

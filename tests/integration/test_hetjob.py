@@ -111,9 +111,9 @@ def test_the_quickstart_as_one_het_job(jobs: Jobs) -> None:
 
 
 @pytest.mark.slurm
-def test_a_killed_worker_ends_the_run_with_one_reason_and_nothing_is_left(jobs: Jobs) -> None:
+def test_a_killed_worker_that_may_not_be_restarted_ends_the_run_with_one_reason_and_nothing_is_left(jobs: Jobs) -> None:
     before = jobs.on_nodes("ps", "-eo", "comm=")
-    job = jobs.submit(CONFIG, *scaled_down(jobs.folder, "trainer.steps=1000"))
+    job = jobs.submit(CONFIG, *scaled_down(jobs.folder, "trainer.steps=1000", "run.restarts=0"))
     run = RunDir(job.run_dir)
     job.wait_for(lambda: any(run.shards.glob("*.h5")), START_S, "shard")
     victim = next(pid for pid, argv in _processes_of(run) if "hpcrl.run.worker" in argv and "srun" not in argv)
@@ -121,7 +121,9 @@ def test_a_killed_worker_ends_the_run_with_one_reason_and_nothing_is_left(jobs: 
     assert job.wait(120) == "FAILED", job.evidence()
     end = read(run.end)
     assert end["state"] == "failed"
-    assert end["reason"].startswith("worker ended with exit code 137: srun: error: cpu")
+    assert end["reason"].startswith(
+        ("worker-0 ended with exit code 137: srun: error: cpu", "worker-1 ended with exit code 137: srun: error: cpu")
+    )
     assert "Killed" in end["reason"]
     assert job.last_line() == f"hpcrl: {end['reason']}"
     assert read(run.summary)["state"] == "failed"

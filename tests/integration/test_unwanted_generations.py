@@ -12,7 +12,8 @@ import pytest
 from replicas import Client, never_ending_model
 from test_coordinator import Coordinator, Roles, coordinator  # noqa: F401 - the fixture
 
-from hpcrl.config.schema import InferenceSection, ModelSection, RolloutSection, RunConfig, TasksSection
+from hpcrl.config.schema import RunConfig
+from hpcrl.config.sections import InferenceSection, ModelSection, RolloutSection, TasksSection
 from hpcrl.inference.replica import Replica
 from hpcrl.protocol import client as c
 from hpcrl.protocol import messages as m

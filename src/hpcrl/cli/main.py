@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hpcrl.cli import bench, database, devcluster, shards, tasks
 from hpcrl.cli.errors import new_file, report_errors, run_at
 from hpcrl.errors import EnvironmentFault, UserError
+
+if TYPE_CHECKING:
+    from hpcrl.launch.runs import Submission
 
 __all__ = ["app", "main"]
 
@@ -61,7 +64,9 @@ def run_command(
     print(f"run directory: {root}", flush=True)
     if launcher == "slurm":
         old_end = read_end(RunDir(root))
-        job = _submit(config, resume, overrides or [], root)
+        from hpcrl.launch.runs import prepare
+
+        job = _send(prepare(config, overrides or [], run_dir=root, resume=resume))
         follow(RunDir(root), lost_job(job), old_end)
         return
     follow_while(RunDir(root), lambda: launch_local(root, loaded, resume=resume is not None))
@@ -73,28 +78,34 @@ def submit_command(
     config: Annotated[Path, typer.Argument(help="Run configuration (YAML).")],
     overrides: Overrides = None,
     run_dir: Annotated[Path | None, typer.Option(help="Run directory; default: a fresh one under run.dir.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check, print what sbatch would get, submit nothing.")
+    ] = False,
+    after: Annotated[
+        str | None, typer.Option(metavar="JOB", help="Start when this job has ended, however it ended.")
+    ] = None,
+    sbatch: Annotated[
+        str | None,
+        typer.Option(metavar="OPTIONS", help="More options of sbatch, : between components: '--nodes=2 : --nodes=4'."),
+    ] = None,
 ) -> None:
     """Check the configuration here, then submit it with sbatch. Prints the job id and the run directory."""
-    from hpcrl.config import load_config
-    from hpcrl.launch.job import new_run_dir
+    from hpcrl.launch.runs import prepare
 
-    loaded = load_config(config, overrides)
-    root = (run_dir or new_run_dir(loaded)).resolve()
-    _submit(config, None, overrides or [], root)
-    print(f"run directory: {root}\nfollow it with: hpcrl status {root} --follow")
+    ready = prepare(config, overrides or [], run_dir=run_dir, after=after, sbatch=(sbatch or "").split())
+    if dry_run:
+        print(ready.text, end="")
+        return
+    _send(ready)
+    print(f"run directory: {ready.root}\nfollow it with: hpcrl status {ready.root} --follow")
 
 
-def _submit(config: Path | None, resume: Path | None, overrides: list[str], root: Path) -> str:
-    from hpcrl.config import load_config
-    from hpcrl.launch.preflight import check_fresh, check_inputs
-    from hpcrl.launch.submit import job_output, submit
-    from hpcrl.protocol.rundir import RunDir
+def _send(ready: Submission) -> str:
+    from hpcrl.launch.runs import send
+    from hpcrl.launch.slurm import Slurm
+    from hpcrl.launch.submit import job_output
 
-    check_inputs(load_config(config or RunDir(resume or Path()).config, overrides))
-    if resume is None:
-        check_fresh(root)
-    target = ["--resume", str(resume)] if resume else [str(config), "--run-dir", str(root)]
-    job = submit([*target, *(part for item in overrides for part in ("--set", item))])
+    job = send(ready, Slurm()).job_id
     print(f"submitted job {job}; its output: {job_output(job)}", flush=True)
     return job
 
@@ -176,11 +187,15 @@ def compare_command(
 @report_errors
 def doctor_command(
     config: Annotated[Path | None, typer.Argument(help="Also check this configuration's model and tasks.")] = None,
+    partitions: Annotated[
+        list[str] | None, typer.Option("--partition", metavar="NAME", help="Try a node of this partition; repeatable.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The table as JSON.")] = False,
 ) -> None:
     """What works on this machine: Slurm, MPI, sandboxes, vLLM, disk. Exit code 3 when something a run needs is broken."""
     from hpcrl.cli.doctor import doctor
 
-    if not doctor(config):
+    if not doctor(config, partitions, as_json):
         raise EnvironmentFault("something is broken; see the table")
 
 

@@ -73,6 +73,9 @@ class RunSection(Section):
     """Where run directories go; must be on a file system that all nodes of the job share. Relative: to the working directory."""
     seed: Seed = 0
     """Seed of everything random: task order, sampling, minibatches."""
+    restarts: Count = 3
+    """How often the coordinator, the MPI world, or the workers or scorers of a node are started again without progress between,
+    before the run ends with the first cause."""
 
     @field_validator("name")
     @classmethod
@@ -345,6 +348,8 @@ class CoordinatorSection(Section):
 
 
 class SlurmSection(Section):
+    requeues: Count = 1
+    """How often a job that comes near its time limit is put back into the queue, to go on from the checkpoint it then writes."""
     mpi: MpiPlugin = "pmi2"
     """srun --mpi of the combined step, one of `srun --mpi=list`."""
     srun_args: SrunArguments = []

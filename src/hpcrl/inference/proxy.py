@@ -29,7 +29,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from hpcrl.clock import Clock, SystemClock
-from hpcrl.config.schema import RolloutSection, RunConfig
+from hpcrl.config.schema import RunConfig
+from hpcrl.config.sections import RolloutSection
 from hpcrl.errors import DataError, HpcrlError, InfraError, UserError
 from hpcrl.inference.answers import (
     Answer,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from pathlib import Path
 
-from hpcrl.config import load_config
+from hpcrl.config import RunConfig, load_config
 from hpcrl.errors import HpcrlError
 from hpcrl.launch.job import launch_slurm, new_run_dir
-from hpcrl.protocol.rundir import RunDir
+from hpcrl.protocol.rundir import RunDir, publish_text
 
 
 def main() -> None:
@@ -25,13 +26,31 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stdout)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
-        config = load_config(args.config or RunDir(args.resume).config, args.set)
-        root = args.resume or args.run_dir or new_run_dir(config)
-        print(f"run directory: {Path(root).resolve()}", flush=True)
-        launch_slurm(Path(root), config, resume=args.resume is not None)
+        root, config, resume = _what(args)
+        print(f"run directory: {root}{' (continued)' if resume else ''}", flush=True)
+        launch_slurm(root, config, resume=resume)
     except HpcrlError as error:
         print(f"hpcrl: {error}", file=sys.stderr, flush=True)
         raise SystemExit(error.exit_code) from error
+
+
+def _what(args: argparse.Namespace) -> tuple[Path, RunConfig, bool]:
+    """Run directory, configuration, whether to continue. A job that Slurm starts again (a requeue, preemption) finds its own run."""
+    if args.resume is not None:
+        return args.resume.resolve(), load_config(RunDir(args.resume).config, args.set), True
+    config = load_config(args.config, args.set)
+    restarted = int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0
+    note = Path(config.run.dir) / f".job-{os.environ.get('SLURM_JOB_ID')}"
+    if args.run_dir is not None:
+        root = args.run_dir.resolve()
+    elif restarted and note.exists():
+        root = Path(note.read_text(encoding="utf-8"))
+    else:
+        root = new_run_dir(config)
+        publish_text(note, str(root))
+    if restarted and RunDir(root).config.exists():
+        return root, load_config(RunDir(root).config), True
+    return root, config, False
 
 
 if __name__ == "__main__":

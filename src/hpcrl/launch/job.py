@@ -2,7 +2,8 @@
 
     prepare ─► check ─► coordinator ─► roles ─► watch ─► finish (everyone stops) ─► final status ─► summary, report
 
-Any role's death ends the run with one readable reason, kept in ``end.json`` with the state success, failed or cancelled.
+Roles that die are started again (`drive.py`); the end has one readable reason, kept in ``end.json`` with the state success, failed,
+cancelled or timeout.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import json
 import logging
 import os
 import secrets
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -20,24 +20,22 @@ from datetime import datetime
 from pathlib import Path
 
 from hpcrl.config import RunConfig, dump_config
-from hpcrl.errors import EnvironmentFault, HpcrlError, InfraError, RunError
+from hpcrl.errors import EnvironmentFault, HpcrlError
 from hpcrl.launch import steps as plan
+from hpcrl.launch.drive import Cancelled, Roles, TimeLimit, drive
 from hpcrl.launch.environment import HetJob
 from hpcrl.launch.preflight import check_fresh, check_inputs, check_resumable, find_mpiexec, require_commands
+from hpcrl.launch.signals import Signals, collect_signals
+from hpcrl.launch.slurm import Slurm
 from hpcrl.launch.watcher import Watcher, first_failure
-from hpcrl.protocol import client as api
-from hpcrl.protocol import messages as m
 from hpcrl.protocol.address import routable_address
 from hpcrl.protocol.keyfiles import issue_keys
 from hpcrl.protocol.rundir import RunDir, publish_text
-from hpcrl.protocol.status import StatusRequest
 
 __all__ = ["create_run", "launch_local", "launch_slurm", "new_run_dir"]
 
 log = logging.getLogger("hpcrl.launch")
 
-_COORDINATOR_START_S = 60.0
-_FINISH_S = 60.0
 _SWEEP_S = 20.0
 
 
@@ -83,9 +81,22 @@ def _absolute(config: RunConfig) -> RunConfig:
 
 
 def launch_slurm(root: Path, config: RunConfig, *, resume: bool = False) -> None:
-    """Inside the batch script: sizes come from the allocation. Raises HpcrlError with the reason when the run does not succeed."""
+    """Inside the batch script: sizes come from the allocation. Raises HpcrlError with the reason when the run does not succeed.
+
+    A run that the time limit ended is put back into the queue, ``slurm.requeues`` times at most.
+    """
     require_commands("srun")
     job = HetJob.from_env(os.environ)
+    try:
+        _launch_in(job, root, config, resume)
+    except TimeLimit:
+        if job.restarts < config.slurm.requeues:
+            log.info("back into the queue (%d of %d)", job.restarts + 1, config.slurm.requeues)
+            Slurm().requeue(job.job_id)
+        raise
+
+
+def _launch_in(job: HetJob, root: Path, config: RunConfig, resume: bool) -> None:
     trainer, inference, _ = job.groups
     sized = config.model_copy(
         update={
@@ -98,12 +109,11 @@ def launch_slurm(root: Path, config: RunConfig, *, resume: bool = False) -> None
     for path, script in plan.task_epilogs(run).items():
         publish_text(path, script, 0o700)
     sweep = plan.memory_sweep(run, sized)
-    with _stop_signals() as signals, _swept(sweep), Watcher(run) as watcher, _recorded(run, before) as record:
+    with collect_signals() as signals, _swept(sweep), Watcher(run) as watcher, _recorded(run, before) as record:
         _check_shared(run, sized, signals)
         _check_sandboxes(run, plan.sandbox_check(run, sized), signals)
         record.begin()
-        roles = plan.slurm_steps(run, sized, job)
-        _drive(run, watcher, signals, record, plan.coordinator_step(run, host, resume), roles)
+        _drive(run, sized, watcher, signals, record, _roles(run, host, plan.slurm_steps(run, sized, job)), resume)
 
 
 def launch_local(root: Path, config: RunConfig, *, resume: bool = False) -> None:
@@ -111,11 +121,28 @@ def launch_local(root: Path, config: RunConfig, *, resume: bool = False) -> None
     mpiexec = find_mpiexec()
     run, before = _open(root, config, resume)
     os.environ.setdefault("HPCRL_ADDRESS", "127.0.0.1")
-    with _stop_signals() as signals, Watcher(run) as watcher, _recorded(run, before) as record:
+    with collect_signals() as signals, Watcher(run) as watcher, _recorded(run, before) as record:
         _check_sandboxes(run, plan.sandbox_check_here(run), signals)
         record.begin()
-        roles = plan.local_steps(run, config, mpiexec)
-        _drive(run, watcher, signals, record, plan.coordinator_step(run, "127.0.0.1", resume), roles)
+        _drive(
+            run,
+            config,
+            watcher,
+            signals,
+            record,
+            _roles(run, "127.0.0.1", plan.local_steps(run, config, mpiexec)),
+            resume,
+        )
+
+
+def _roles(run: RunDir, host: str, others: list[plan.Step]) -> Roles:
+    return Roles(plan.coordinator_step(run, host), plan.coordinator_step(run, host, resume=True), others)
+
+
+def _drive(
+    run: RunDir, config: RunConfig, watcher: Watcher, signals: Signals, record: _Record, roles: Roles, resume: bool
+) -> None:
+    drive(run, watcher, signals, record.end, roles, resume=resume, restarts=config.run.restarts)
 
 
 def _open(root: Path, config: RunConfig, resume: bool) -> tuple[RunDir, str | None]:
@@ -127,20 +154,20 @@ def _open(root: Path, config: RunConfig, resume: bool) -> tuple[RunDir, str | No
     run = RunDir(root)
     issue_keys(run)
     before = run.config.read_text(encoding="utf-8")
-    for stale in (*run.failures.glob("*.json"), *run.endpoints.glob("*")):
+    for stale in (*run.failures.glob("*.json"), *run.endpoints.glob("*"), run.stop):
         stale.unlink(missing_ok=True)
     publish_text(run.config, dump_config(_absolute(config)))  # the checks on the nodes read it
     return run, before
 
 
-def _check(command: list[str], signals: list[int]) -> subprocess.CompletedProcess[str]:
+def _check(command: list[str], signals: Signals) -> subprocess.CompletedProcess[str]:
     result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    if signals:
-        raise _Cancelled(_stopped_by(signals))
+    if signals.stop:
+        raise Cancelled(signals.stopped_by())
     return result
 
 
-def _check_shared(run: RunDir, config: RunConfig, signals: list[int]) -> None:
+def _check_shared(run: RunDir, config: RunConfig, signals: Signals) -> None:
     result = _check(plan.visibility_check(run, config), signals)
     if result.returncode == 0:
         return
@@ -153,25 +180,10 @@ def _check_shared(run: RunDir, config: RunConfig, signals: list[int]) -> None:
     raise EnvironmentFault(f"cannot start a step on the nodes of this job: {result.stderr.strip()[-500:]}")
 
 
-def _check_sandboxes(run: RunDir, command: list[str], signals: list[int]) -> None:
+def _check_sandboxes(run: RunDir, command: list[str], signals: Signals) -> None:
     result = _check(command, signals)
     if result.returncode != 0:
         raise EnvironmentFault(first_failure(run) or f"the sandbox check failed: {result.stderr.strip()[-500:]}")
-
-
-@contextmanager
-def _stop_signals() -> Iterator[list[int]]:
-    """Collects SIGTERM, SIGINT and SIGHUP instead of dying of them; yields those received so far."""
-    signals: list[int] = []
-    previous = {
-        number: signal.signal(number, lambda n, _: signals.append(n))
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    }
-    try:
-        yield signals
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
@@ -227,7 +239,8 @@ def _recorded(run: RunDir, before: str | None) -> Iterator[_Record]:
     try:
         yield record
     except HpcrlError as error:
-        state, reason = ("cancelled" if isinstance(error, _Cancelled) else "failed"), str(error)
+        states: dict[type[HpcrlError], str] = {Cancelled: "cancelled", TimeLimit: "timeout"}
+        state, reason = states.get(type(error), "failed"), str(error)
         raise
     except BaseException as error:
         state, reason = "failed", f"{type(error).__name__}: {error}"
@@ -238,62 +251,6 @@ def _recorded(run: RunDir, before: str | None) -> Iterator[_Record]:
             _report(run)
         elif before is not None:
             publish_text(run.config, before)
-
-
-class _Cancelled(RunError):
-    """Somebody asked the run to stop."""
-
-
-def _stopped_by(signals: list[int]) -> str:
-    return f"stopped by {signal.Signals(signals[0]).name}" if signals else ""
-
-
-def _drive(
-    run: RunDir, watcher: Watcher, signals: list[int], record: _Record, coordinator: plan.Step, roles: list[plan.Step]
-) -> None:
-    """Start everything, watch it to its end. Raises RunError with the first cause."""
-    child = watcher.start(coordinator)
-
-    def starting() -> bool:
-        return child.process.poll() is None and not signals
-
-    try:
-        api.wait_for_endpoint(run, "coordinator", _COORDINATOR_START_S, alive=starting)
-    except InfraError as error:
-        if signals:
-            raise _Cancelled(_stopped_by(signals)) from error
-        # Its own reason says more than its absence.
-        raise RunError(str(error) if child.process.poll() is None else watcher.wait(lambda: "")) from error
-    log.info("coordinator at %s", run.endpoint("coordinator"))
-    for step in roles:
-        watcher.start(step)
-        log.info("started %s", step.name)
-    reason = watcher.wait(lambda: _stopped_by(signals))
-    if signals:
-        # Before anybody is asked: the coordinator may be busy or gone, and Slurm kills us after KillWait.
-        record.end("cancelled", _stopped_by(signals))
-    _finish(run, watcher, reason)
-    if signals:
-        raise _Cancelled(_stopped_by(signals))
-    if reason:
-        raise RunError(reason)
-
-
-def _finish(run: RunDir, watcher: Watcher, reason: str) -> None:
-    """Tell everyone that it is over, let workers and scorers end by themselves, keep the final status."""
-    client = api.Client(run, "admin", patience_s=10.0)
-    try:
-        client.call(api.FINISH, m.Finish(reason=reason))
-        if not reason:
-            late = watcher.wait_ended(lambda name: name.startswith(("worker", "scorer")), _FINISH_S)
-            if late:
-                log.warning("had to stop: %s", ", ".join(late))
-        status = client.call(api.STATUS, StatusRequest())
-        publish_text(run.final_status, status.model_dump_json(indent=1) + "\n")
-    except InfraError as error:
-        log.warning("no final status: %s", error)
-    finally:
-        client.close()
 
 
 def _report(run: RunDir) -> None:

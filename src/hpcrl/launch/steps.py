@@ -29,7 +29,7 @@ __all__ = [
 class Step:
     """One child of the launcher. ``ends_run`` marks the step whose success is the run's success.
 
-    ``folders`` must exist before it starts (srun does not make the folder of its tasks' output).
+    ``folders`` must exist before it starts (srun does not make the folder of its tasks' output). ``roles`` run in it.
     """
 
     name: str
@@ -38,6 +38,7 @@ class Step:
     ends_run: bool = False
     folders: tuple[Path, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
+    roles: tuple[str, ...] = ()
 
 
 def _python(module: str, run: RunDir, *args: str, mpi: bool = False) -> list[str]:
@@ -61,11 +62,13 @@ def _threads(count: int) -> dict[str, str]:
 def coordinator_step(run: RunDir, host: str, resume: bool = False) -> Step:
     """The coordinator, on the batch host; ``resume`` opens a run again that was finished."""
     argv = _python("hpcrl.run.coordinator", run, "--host", host, *(["--resume"] if resume else []))
-    return Step("coordinator", argv, run.logs("coordinator") / "coordinator.log", env=_threads(1))
+    return Step(
+        "coordinator", argv, run.logs("coordinator") / "coordinator.log", env=_threads(1), roles=("coordinator",)
+    )
 
 
 def slurm_steps(run: RunDir, config: RunConfig, job: HetJob) -> list[Step]:
-    """The combined MPI step, the workers, the scorers."""
+    """The combined MPI step; for each sandbox node one step of its workers and one of its scorers, which are restarted alone."""
     trainer, inference, sandbox = job.groups
     common = ["--kill-on-bad-exit=1", "--export=ALL", "--unbuffered", *config.slurm.srun_args]
 
@@ -73,12 +76,11 @@ def slurm_steps(run: RunDir, config: RunConfig, job: HetJob) -> list[Step]:
         # srun has not inherited it from the job since Slurm 22.05.
         return [] if group.cpus_per_task is None else [f"--cpus-per-task={group.cpus_per_task}"]
 
-    def part(index: int, role: str, tasks: int, command: list[str], *extra: str) -> list[str]:
-        log = run.logs(role) / "%t.log"
+    def part(index: int, role: str, tasks: int, command: list[str], *extra: str, log: str = "%t.log") -> list[str]:
         return [
             f"--het-group={index}",
             f"--ntasks={tasks}",
-            f"--output={log}",
+            f"--output={run.logs(role) / log}",
             "--open-mode=append",
             *extra,
             *common,
@@ -102,26 +104,31 @@ def slurm_steps(run: RunDir, config: RunConfig, job: HetJob) -> list[Step]:
     ]
     folders = (run.logs("trainer"), run.logs("inference"))
     env = {**(_PMI2 if config.slurm.mpi == "pmi2" else {}), **config.slurm.env}
-    steps = [Step("mpi", combined, run.logs("launcher") / "mpi.log", True, folders, env)]
+    steps = [Step("mpi", combined, run.logs("launcher") / "mpi.log", True, folders, env, _WORLD)]
     for role, per_node in (("worker", config.worker.per_node), ("scorer", config.scoring.per_node)):
         command = _python(f"hpcrl.run.{role}", run)
-        argv = [
-            "srun",
-            "--overlap",
-            "--cpu-bind=none",  # workers and scorers share all CPUs of the node
-            *part(
-                2,
-                role,
-                sandbox.nodes * per_node,
-                command,
+        for node in range(sandbox.nodes):
+            options = [
                 "--mpi=none",
+                "--nodes=1",
+                f"--relative={node}",
                 f"--ntasks-per-node={per_node}",
                 f"--task-epilog={_epilog(run, role)}",
-            ),
-        ]
-        log, env = run.logs("launcher") / f"{role}.log", {**_threads(1), **config.slurm.env}
-        steps.append(Step(role, argv, log, folders=(run.logs(role),), env=env))
+            ]
+            # Workers and scorers share all CPUs of the node.
+            argv = [
+                "srun",
+                "--overlap",
+                "--cpu-bind=none",
+                *part(2, role, per_node, command, *options, log=f"{node}-%t.log"),
+            ]
+            env = {**_threads(1), **config.slurm.env}
+            log = run.logs("launcher") / f"{role}-{node}.log"
+            steps.append(Step(f"{role}-{node}", argv, log, folders=(run.logs(role),), env=env, roles=(role,)))
     return steps
+
+
+_WORLD = ("trainer", "inference")
 
 
 def visibility_check(run: RunDir, config: RunConfig) -> list[str]:
@@ -193,9 +200,9 @@ def local_steps(run: RunDir, config: RunConfig, mpiexec: str = "mpiexec") -> lis
         str(config.inference.replicas),
         *_python("hpcrl.run.inference", run, mpi=True),
     ]
-    steps = [Step("mpi", combined, run.logs("launcher") / "mpi.log", ends_run=True, env=config.slurm.env)]
+    steps = [Step("mpi", combined, run.logs("launcher") / "mpi.log", ends_run=True, env=config.slurm.env, roles=_WORLD)]
     for role, count in (("worker", config.worker.per_node), ("scorer", config.scoring.per_node)):
         for index in range(count):
             argv = _python(f"hpcrl.run.{role}", run, "--index", str(index))
-            steps.append(Step(f"{role}-{index}", argv, run.logs(role) / f"{index}.log", env=_threads(1)))
+            steps.append(Step(f"{role}-{index}", argv, run.logs(role) / f"{index}.log", env=_threads(1), roles=(role,)))
     return steps

@@ -1,4 +1,4 @@
-"""Submit slurm/launch_hetjob.sh with sbatch, and ask what became of the job."""
+"""What became of a submitted job, for somebody who follows its run."""
 
 from __future__ import annotations
 
@@ -7,30 +7,9 @@ import re
 import subprocess
 from pathlib import Path
 
-from hpcrl.errors import EnvironmentFault
 from hpcrl.launch.environment import submission_environment
-from hpcrl.launch.preflight import require_commands
 
-__all__ = ["job_output", "job_states", "submit"]
-
-SCRIPT = Path("slurm/launch_hetjob.sh")
-
-
-def submit(script_args: list[str]) -> str:
-    """Submit from the project's root (the working directory); the job id. Raises EnvironmentFault with Slurm's own words."""
-    require_commands("sbatch")
-    if not SCRIPT.exists():
-        raise EnvironmentFault(f"{SCRIPT} is not here; call this from the project's root directory")
-    result = subprocess.run(
-        ["sbatch", "--parsable", str(SCRIPT), *script_args],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=submission_environment(os.environ),
-    )
-    if result.returncode != 0:
-        raise EnvironmentFault(f"sbatch refused the job: {' '.join(result.stderr.split())}")
-    return result.stdout.strip().split(";")[0]
+__all__ = ["job_output", "job_states"]
 
 
 def job_states(job_id: str) -> set[str] | None:

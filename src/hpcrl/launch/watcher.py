@@ -3,7 +3,7 @@
 launcher ── starts ──► coordinator, mpi step, workers, scorers
          ── polls ───► any exit while the run is on:
                          the step that ends the run, code 0, and the trainer's last word  → success
-                         anything else                       → the run ends with the first recorded reason
+                         anything else                       → ``again`` may start it anew, else the run ends with the first reason
 
 A launcher that is killed takes its children along: the kernel sends them SIGTERM (PR_SET_PDEATHSIG).
 """
@@ -18,14 +18,14 @@ import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpcrl.errors import EnvironmentFault
+from hpcrl.errors import EnvironmentFault, UserError
 from hpcrl.launch.steps import Step
 from hpcrl.protocol.rundir import RunDir
 
-__all__ = ["Child", "Watcher", "first_failure"]
+__all__ = ["Child", "Watcher", "first_failure", "is_final"]
 
 _POLL_S = 0.2
 _TERM_GRACE_S = 15.0
@@ -42,6 +42,7 @@ class Child:
     process: subprocess.Popen[bytes]
     log_start: int
     """Length of the log before this child; a resumed run appends to it."""
+    started: float = field(default_factory=time.monotonic)
 
     def ended(self) -> str:
         """How it ended, readable."""
@@ -93,20 +94,29 @@ class Watcher:
         self.children.append(child)
         return child
 
-    def wait(self, interrupted: Callable[[], str]) -> str:
-        """Block until the run is over. Returns "" for success, else the reason. ``interrupted()`` may end it with a reason."""
+    def wait(
+        self, interrupted: Callable[[], str], again: Callable[[Child, str], str] = lambda _, reason: reason
+    ) -> str:
+        """Block until the run is over. Returns "" for success, else the reason. ``interrupted()`` may end it with a reason.
+
+        ``again(child, reason)`` is told of a child that ended; it returns "" when it has started it anew, else why not.
+        """
         while True:
             reason = interrupted()
             if reason:
                 return reason
-            for child in self.children:
+            for child in list(self.children):
                 code = child.process.poll()
                 if code is None:
                     continue
                 # srun can end with 0 although its tasks never started, so its word alone is not enough.
                 if code == 0 and child.step.ends_run and self._run.trained.exists():
                     return _stopped_early(self._run)
-                return self._why(child)
+                if interrupted():
+                    break
+                if reason := again(child, self._why(child)):
+                    return reason
+                break  # the list is another now
             time.sleep(_POLL_S)
 
     def wait_ended(self, names: Callable[[str], bool], timeout_s: float) -> list[str]:
@@ -118,9 +128,26 @@ class Watcher:
             time.sleep(_POLL_S / 4)
         return [child.step.name for child in waiting if child.process.poll() is None]
 
+    def restart(self, child: Child, step: Step | None = None) -> Child:
+        """End what is left of ``child``, put the reasons of its roles aside, and start its step (or ``step``) again."""
+        if child.process.poll() is None:
+            self.stop([child])
+        else:
+            _signal(child, signal.SIGKILL)  # what its leader left behind in the group
+        self.children.remove(child)
+        aside = self._run.failures / "restarted"
+        for path in [path for role in child.step.roles for path in self._run.failures.glob(f"{role}-*.json")]:
+            aside.mkdir(exist_ok=True)
+            path.replace(aside / path.name)
+        return self.start(step or child.step)
+
     def stop_all(self) -> None:
         """Terminate what still runs, last started first; kill what does not follow."""
-        running = [child for child in reversed(self.children) if child.process.poll() is None]
+        self.stop(list(reversed(self.children)))
+
+    def stop(self, children: list[Child]) -> None:
+        """The same for some of them."""
+        running = [child for child in children if child.process.poll() is None]
         for child in running:
             _signal(child, signal.SIGTERM)
         deadline = time.monotonic() + _TERM_GRACE_S
@@ -146,6 +173,15 @@ def _stopped_early(run: RunDir) -> str:
     """Why a trainer that ended well did not reach the configured step; "" when it did."""
     result = json.loads(run.trained.read_text(encoding="utf-8"))
     return f"the trainer was asked to stop at step {result['steps']}" if result["stopped_early"] else ""
+
+
+def is_final(run: RunDir) -> bool:
+    """The first reason says that another try would end as this one did: wrong input, or something that the machine lacks."""
+    entries = [json.loads(path.read_text(encoding="utf-8")) for path in run.failures.glob("*.json")]
+    if not entries:
+        return False
+    first = min(entries, key=lambda entry: float(entry["at"]))
+    return first.get("exit_code") in (UserError.exit_code, EnvironmentFault.exit_code)
 
 
 def first_failure(run: RunDir) -> str | None:

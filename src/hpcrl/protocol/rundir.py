@@ -2,7 +2,7 @@
 
 runs/<run_id>/  config.resolved.yaml  token  keys/  coordinator.db  endpoints/  manifests/  shards/  checkpoints/  metrics/
                 logs/<role>/  artifacts/  model/<version>/  adapter/<version>/  failures/
-                trained.json  status.final.json  end.json  report.html  summary.json
+                stop  trained.json  status.final.json  end.json  report.html  summary.json
 """
 
 from __future__ import annotations
@@ -103,6 +103,11 @@ class RunDir:
     @property
     def failures(self) -> Path:
         return self.root / "failures"
+
+    @property
+    def stop(self) -> Path:
+        """The launcher's request to the trainer: write a checkpoint and end. Holds the reason."""
+        return self.root / "stop"
 
     @property
     def trained(self) -> Path:

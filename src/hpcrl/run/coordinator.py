@@ -126,7 +126,7 @@ def main(arguments: list[str] | None = None) -> int:
             return runner.run(serve(run, given.host, given.port, given.resume))
     except HpcrlError as error:
         log.error("%s", error)
-        record_failure(run, "coordinator", str(error))
+        record_failure(run, "coordinator", str(error), error.exit_code)
         return error.exit_code
 
 

@@ -46,7 +46,7 @@ def role_main(
     try:
         work(run, load_config(run.config), args)
     except HpcrlError as error:
-        record_failure(run, role, str(error))
+        record_failure(run, role, str(error), error.exit_code)
         print(f"hpcrl {role}: {error}", file=sys.stderr, flush=True)
         traceback.print_exc()
         raise SystemExit(error.exit_code) from error
@@ -60,7 +60,7 @@ def bounded(run: RunDir, role: str, seconds: float, reason: str) -> Iterator[Non
     """End the whole process with ``reason`` recorded when the body takes longer: for calls that can hang and cannot be interrupted."""
 
     def give_up() -> None:
-        record_failure(run, role, reason)
+        record_failure(run, role, reason, EnvironmentFault.exit_code)
         print(f"hpcrl {role}: {reason}", file=sys.stderr, flush=True)
         os._exit(EnvironmentFault.exit_code)
 
@@ -73,10 +73,14 @@ def bounded(run: RunDir, role: str, seconds: float, reason: str) -> Iterator[Non
         timer.cancel()
 
 
-def record_failure(run: RunDir, role: str, reason: str) -> None:
-    """Leave ``reason`` in the run directory (best effort: the directory itself may be what failed)."""
-    entry = {"role": role, "node": socket.gethostname(), "pid": os.getpid(), "at": time.time(), "reason": reason}
+def record_failure(run: RunDir, role: str, reason: str, exit_code: int = 1) -> None:
+    """Leave ``reason`` in the run directory (best effort: the directory itself may be what failed).
+
+    The launcher does not start a role again whose ``exit_code`` is that of wrong input or of a lacking machine.
+    """
+    node, pid = socket.gethostname(), os.getpid()
+    entry = {"role": role, "node": node, "pid": pid, "at": time.time(), "exit_code": exit_code, "reason": reason}
     try:
-        publish_text(run.failures / f"{role}-{socket.gethostname()}-{os.getpid()}.json", json.dumps(entry) + "\n")
+        publish_text(run.failures / f"{role}-{node}-{pid}.json", json.dumps(entry) + "\n")
     except OSError as error:
         print(f"hpcrl {role}: cannot record the failure in {run.root}: {error}", file=sys.stderr, flush=True)

@@ -61,7 +61,7 @@ def work(run: RunDir, config: RunConfig, _: argparse.Namespace) -> None:
     address, port = world.bcast_json(listener and listener.getsockname())
     ranks = Ranks.connect(index, len(world.trainers), address, port, backend=config.trainer.backend, listener=listener)
     client = Client(run, "trainer") if index == 0 else None
-    trainer = Trainer(config, run, ranks, client, should_stop=stop.is_set)
+    trainer = Trainer(config, run, ranks, client, should_stop=lambda: stop.is_set() or run.stop.exists())
 
     def announce(manifest: Manifest) -> None:
         if client is not None:

@@ -98,7 +98,7 @@ def test_a_used_run_directory_is_refused_before_anything_is_submitted(
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump({"model": {"path": str(model)}, "tasks": {"train": str(task.parent)}}))
     submitted: list[object] = []
-    monkeypatch.setattr("hpcrl.launch.submit.submit", submitted.append)
+    monkeypatch.setattr("hpcrl.launch.slurm.Slurm.submit", submitted.append)
     result = RUNNER.invoke(app, ["submit", str(path), "--run-dir", str(run.root)])
     assert result.exit_code == 2
     assert "already holds a run" in result.stderr

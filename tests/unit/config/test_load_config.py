@@ -49,7 +49,7 @@ def test_every_default_is_written_out() -> None:
         ("trainer.setps=3", "unknown key trainer.setps; did you mean trainer.steps?"),
         ("trainer.optimizer.learning=3", "unknown key trainer.optimizer.learning; "),
         ("trianer.steps=3", "unknown key trianer; did you mean trainer?"),
-        ("slurm.qqqqqq=3", "unknown key slurm.qqqqqq; allowed: env, mpi, srun_args"),
+        ("slurm.qqqqqq=3", "unknown key slurm.qqqqqq; allowed: env, mpi, requeues, srun_args"),
         ("trainer.steps=0", "trainer.steps: Input should be greater than 0 (got 0)"),
         ("trainer.steps=many", "trainer.steps: Input should be a valid integer"),
         ("run.name=a/b", "run.name: "),

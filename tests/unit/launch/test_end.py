@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from hpcrl.errors import RunError
-from hpcrl.launch import job
+from hpcrl.launch import drive, job
+from hpcrl.launch.signals import Signals
 from hpcrl.launch.steps import Step
 from hpcrl.protocol.rundir import RunDir
 
@@ -32,18 +33,18 @@ def end(run: RunDir) -> tuple[str, str]:
 class Children:
     """Stands in for the Watcher: the coordinator announces itself, or never does; a signal comes at a chosen moment."""
 
-    def __init__(self, run: RunDir, signals: list[int], *, while_starting: bool) -> None:
+    def __init__(self, run: RunDir, signals: Signals, *, while_starting: bool) -> None:
         self._run, self._signals, self._while_starting = run, signals, while_starting
 
     def start(self, step: Step) -> Any:
         if self._while_starting:
-            self._signals.append(signal.SIGTERM)
+            self._signals.stop.append(signal.SIGTERM)
         else:
             self._run.announce("coordinator", "http://127.0.0.1:9")
         return SimpleNamespace(process=SimpleNamespace(poll=lambda: None))
 
-    def wait(self, interrupted: Callable[[], str]) -> str:
-        self._signals.append(signal.SIGTERM)
+    def wait(self, interrupted: Callable[[], str], _: object) -> str:
+        self._signals.stop.append(signal.SIGTERM)
         assert interrupted()
         return "mpi ended with exit code 143"  # Slurm ends the steps at the same moment
 
@@ -54,12 +55,13 @@ def test_a_cancelled_run_records_its_end_before_it_asks_anybody(
 ) -> None:
     """The coordinator may be gone or busy, and Slurm kills the launcher a few seconds after the signal."""
     when_asked: list[tuple[str, str]] = []
-    monkeypatch.setattr(job, "_finish", lambda run, *_: when_asked.append(end(run)))
+    monkeypatch.setattr(drive, "_finish", lambda run, *_: when_asked.append(end(run)))
     monkeypatch.setattr(job, "_report", lambda _: None)
-    signals: list[int] = []
+    signals = Signals()
     step = Step("coordinator", ["true"], run.logs("coordinator") / "log")
     with pytest.raises(RunError), job._recorded(run, None) as record:
-        job._drive(run, Children(run, signals, while_starting=while_starting), signals, record, step, [])  # type: ignore[arg-type]
+        children = Children(run, signals, while_starting=while_starting)
+        drive.drive(run, children, signals, record.end, drive.Roles(step, step, []), resume=False, restarts=0)  # type: ignore[arg-type]
     assert end(run) == ("cancelled", "stopped by SIGTERM")
     assert when_asked == ([] if while_starting else [("cancelled", "stopped by SIGTERM")])
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from hpcrl.errors import EnvironmentFault, UserError
-from hpcrl.launch.submit import job_output, job_states, submit
+from hpcrl.launch.slurm import Slurm
+from hpcrl.launch.submit import job_output, job_states
 
 
 @pytest.fixture
@@ -30,8 +30,8 @@ def install(site: Path, name: str, script: str) -> None:
 
 def test_the_job_id_without_the_clusters_name(site: Path) -> None:
     install(site, "sbatch", f'printf "%s\\n" "$@" > {site}/args; echo "44;cluster"')
-    assert submit(["run.yaml", "--set", "a=b"]) == "44"
-    assert (site / "args").read_text().split() == ["--parsable", "slurm/launch_hetjob.sh", "run.yaml", "--set", "a=b"]
+    assert Slurm().submit(Path("x.sh")) == "44"
+    assert (site / "args").read_text().split() == ["--parsable", "x.sh"]
 
 
 def test_a_submission_from_within_a_job_is_clean(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +40,7 @@ def test_a_submission_from_within_a_job_is_clean(site: Path, monkeypatch: pytest
     monkeypatch.setenv("SLURM_NTASKS", "7")
     monkeypatch.setenv("SBATCH_PARTITION", "outer")
     monkeypatch.setenv("SLURM_CONF", "/x/slurm.conf")
-    submit([])
+    Slurm().submit(Path("x.sh"))
     seen = (site / "env").read_text().splitlines()
     assert "SLURM_CONF=/x/slurm.conf" in seen
     assert not [line for line in seen if line.startswith(("SLURM_NTASKS", "SBATCH_"))]
@@ -50,7 +50,7 @@ def test_the_users_own_settings_reach_sbatch(site: Path, monkeypatch: pytest.Mon
     install(site, "sbatch", f"env > {site}/env; echo 1")
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setenv("SBATCH_ACCOUNT", "mine")
-    submit([])
+    Slurm().submit(Path("x.sh"))
     assert "SBATCH_ACCOUNT=mine" in (site / "env").read_text().splitlines()
 
 
@@ -59,18 +59,35 @@ def test_a_refusal_is_told_in_slurms_words_on_one_line(site: Path) -> None:
         site, "sbatch", "echo 'sbatch: error: invalid partition specified: x' >&2; echo 'sbatch: failed' >&2; exit 1"
     )
     with pytest.raises(EnvironmentFault) as caught:
-        submit([])
+        Slurm().submit(Path("x.sh"))
     assert str(caught.value) == ("sbatch refused the job: sbatch: error: invalid partition specified: x sbatch: failed")
 
 
-def test_without_slurm_or_outside_the_project(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_slurm(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(site / "bin"))
     with pytest.raises(UserError, match="sbatch is not on PATH"):
-        submit([])
-    install(site, "sbatch", "echo 1")
-    os.unlink("slurm/launch_hetjob.sh")
-    with pytest.raises(EnvironmentFault, match="call this from the project's root directory"):
-        submit([])
+        Slurm().submit(Path("x.sh"))
+
+
+SQUEUE = "printf '44+0|RUNNING\\n44+1|PENDING\\n9|RUNNING\\n'"
+
+
+def test_states_by_component_and_by_leader(site: Path) -> None:
+    install(site, "squeue", SQUEUE)
+    assert Slurm().states(["44+1"]) == {"44": "RUNNING", "44+0": "RUNNING", "44+1": "PENDING"}
+
+
+def test_a_job_that_squeue_has_forgotten_is_asked_of_sacct(site: Path) -> None:
+    install(site, "squeue", SQUEUE)
+    install(site, "sacct", f"echo \"$@\" > {site}/args; printf '43+0|FAILED\\n43+1|CANCELLED by 0\\n'")
+    assert Slurm().states(["44", "43"]).items() >= {"43": "FAILED", "43+1": "CANCELLED by 0"}.items()
+    assert "--jobs=43" in (site / "args").read_text().split()
+
+
+def test_without_accounting_a_forgotten_job_is_left_out(site: Path) -> None:
+    install(site, "squeue", "true")
+    install(site, "sacct", "echo Slurm accounting storage is disabled >&2; exit 1")
+    assert Slurm().states(["44"]) == {}
 
 
 @pytest.mark.parametrize(

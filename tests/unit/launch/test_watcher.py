@@ -14,7 +14,7 @@ import pytest
 
 from hpcrl.errors import EnvironmentFault
 from hpcrl.launch.steps import Step
-from hpcrl.launch.watcher import Child, Watcher, first_failure
+from hpcrl.launch.watcher import Child, Watcher, first_failure, is_final
 from hpcrl.protocol.rundir import RunDir, publish_text
 
 DONE = json.dumps({"steps": 3, "stopped_early": False})
@@ -246,3 +246,30 @@ def _alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
+
+
+def test_a_child_may_be_started_again_and_its_reason_is_put_aside(run: RunDir) -> None:
+    marker, told = run.root / "second", []
+    script = f"test -e {marker} && echo '{DONE}' > {run.trained} || {{ touch {marker}; exit 7; }}"
+    step = Step("mpi", ["sh", "-c", script], run.logs("mpi") / "log", ends_run=True, roles=("trainer",))
+    failure(run, "trainer-n1", "out of memory", at=1.0)
+
+    def again(child: Child, reason: str) -> str:
+        told.append(reason)
+        watcher.restart(child)
+        return ""
+
+    with Watcher(run) as watcher:
+        watcher.start(step)
+        assert watcher.wait(never, again) == ""
+    assert told == ["trainer-n1 on n1: out of memory"]
+    assert first_failure(run) is None
+    assert (run.failures / "restarted" / "trainer-n1.json").exists()
+
+
+def test_what_would_fail_again_in_the_same_way_is_final(run: RunDir) -> None:
+    entry = {"role": "worker", "node": "n1", "at": 1.0, "reason": "r"}
+    publish_text(run.failures / "a.json", json.dumps(entry))
+    assert not is_final(run)
+    publish_text(run.failures / "a.json", json.dumps({**entry, "exit_code": 3}))
+    assert is_final(run)

@@ -40,7 +40,7 @@ def role(run: RunDir, body: str) -> subprocess.CompletedProcess[str]:
 
 def reasons(run: RunDir) -> list[str]:
     entries = [json.loads(path.read_text()) for path in run.failures.glob("*.json")]
-    assert all({"role", "node", "pid", "at", "reason"} == set(entry) for entry in entries)
+    assert all({"role", "node", "pid", "at", "exit_code", "reason"} == set(entry) for entry in entries)
     return [f"{entry['role']}: {entry['reason']}" for entry in entries]
 
 
