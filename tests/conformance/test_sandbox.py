@@ -161,8 +161,8 @@ def test_processes_that_came_loose_are_known(world: World) -> None:
         assert await sandbox.detached()
 
     world.run(orderly)
-    world.run(running)
     if world.backend == "apptainer":  # elsewhere an orphan is adopted by a process that is not the sandbox's
+        world.run(running)
         world.run(gone)
 
 

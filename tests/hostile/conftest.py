@@ -83,19 +83,19 @@ class Attack:
 
     async def _run(self, command: str, timeout_s: float, limits: Limits) -> CommandResult | PolicyError:
         spec = SandboxSpec(image=self.image.path, limits=limits)
-        async with SandboxPool(backend="apptainer", start_concurrency=2, scratch=self.base / "scratch") as pool:
-            async with pool.sandbox(spec, "neighbour") as neighbour:
-                beside = asyncio.create_task(
-                    neighbour.run("i=0; while [ ! -e end ]; do sleep 0.05; done; echo lived", 60)
-                )
-                async with pool.sandbox(spec, "hostile") as sandbox:
-                    got: CommandResult | PolicyError
-                    try:
-                        got = await sandbox.run(command, timeout_s)
-                    except PolicyError as error:
-                        got = error
-                await neighbour.write("end", b"")
-                assert (await beside).output == "lived\n"
+        async with (
+            SandboxPool(backend="apptainer", start_concurrency=2, scratch=self.base / "scratch") as pool,
+            pool.sandbox(spec, "neighbour") as neighbour,
+        ):
+            beside = asyncio.create_task(neighbour.run("while [ ! -e end ]; do sleep 0.05; done; echo lived", 60))
+            async with pool.sandbox(spec, "hostile") as sandbox:
+                got: CommandResult | PolicyError
+                try:
+                    got = await sandbox.run(command, timeout_s)
+                except PolicyError as error:
+                    got = error
+            await neighbour.write("end", b"")
+            assert (await beside).output == "lived\n"
         return got
 
 

@@ -114,7 +114,7 @@ class Sandbox(ABC):
     async def detached(self) -> bool:
         """Whether anything but the commands' own line of processes has run: a process that outlived the one that started it,
         though it may have ended since, or that runs now. After a command, False means that nothing wrote after it had ended, nor
-        behind its back. A sandbox that has died gives True.
+        behind its back. A sandbox that has died gives True. The unsafe backend sees only what its commands have not orphaned.
         """
 
     @abstractmethod

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,3 +65,17 @@ def test_default_base(monkeypatch: pytest.MonkeyPatch) -> None:
     assert default_base() == Path(f"/b/hpcrl-{os.geteuid()}")
     monkeypatch.setenv("HPCRL_SCRATCH", "/c")
     assert default_base() == Path(f"/c/hpcrl-{os.geteuid()}")
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="an epilog runs as root")
+def test_the_epilog_sweeps_the_job_owners_scratch(tmp_path: Path) -> None:
+    base = tmp_path / f"hpcrl-{os.getuid()}"
+    (base / "w-dead" / "attempt").mkdir(parents=True)
+    (base / "w-dead" / "lock").touch()
+    epilog = Path(__file__).parents[3] / "slurm" / "epilog.d" / "hpcrl-sandboxes"
+    given = {"PATH": os.environ["PATH"], "HPCRL_PYTHON": sys.executable, "HPCRL_SCRATCH": str(tmp_path)}
+    # Without a job, and with nonsense for one, it does nothing; it never fails, which would drain the node.
+    for user, left in ((None, ["w-dead"]), ("0; rm", ["w-dead"]), (str(os.getuid()), [])):
+        env = given if user is None else {**given, "SLURM_JOB_UID": user}
+        assert subprocess.run([epilog], env=env, check=False).returncode == 0
+        assert os.listdir(base) == left
