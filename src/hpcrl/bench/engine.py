@@ -62,16 +62,20 @@ class Engine:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="engine", daemon=True).start()
         self._server = VllmServer(config, model, "0.0", log)
+        self._http: httpx.Client
 
     def __enter__(self) -> Engine:
         self._await(self._server.start())
-        with self._http() as http:
-            for first in range(_STREAMS):
-                body = {"model": SERVED_MODEL, "prompt": [first] * (2 * _TOKENS - 1), "max_tokens": 1}
-                http.post("/v1/completions", json=body).raise_for_status()
+        # One client for all: each one more costs memory that is never given back.
+        transport = httpx.HTTPTransport(uds=str(self._server.socket))
+        self._http = httpx.Client(transport=transport, base_url="http://vllm", timeout=_PATIENCE_S, trust_env=False)
+        for first in range(_STREAMS):
+            body = {"model": SERVED_MODEL, "prompt": [first] * (2 * _TOKENS - 1), "max_tokens": 1}
+            self._http.post("/v1/completions", json=body).raise_for_status()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._http.close()
         self._await(self._server.stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
 
@@ -86,12 +90,11 @@ class Engine:
 
     def reload_file(self, directory: Path, fetch: Callable[[], None]) -> None:
         """The file baseline: pause, get the file, vLLM's own reload from ``directory``, resume."""
-        with self._http() as control:
-            control.post("/pause?mode=abort&clear_cache=true").raise_for_status()
-            fetch()
-            reload: dict[str, Any] = {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}}
-            control.post("/collective_rpc", json=reload).raise_for_status()
-            control.post("/resume").raise_for_status()
+        self._http.post("/pause?mode=abort&clear_cache=true").raise_for_status()
+        fetch()
+        reload: dict[str, Any] = {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}}
+        self._http.post("/collective_rpc", json=reload).raise_for_status()
+        self._http.post("/resume").raise_for_status()
 
     @contextlib.contextmanager
     def client(self) -> Iterator[list[float]]:
@@ -109,18 +112,13 @@ class Engine:
 
     def _stream(self, stop: threading.Event, times: list[float]) -> None:
         body = {"model": SERVED_MODEL, "prompt": [1], "max_tokens": _TOKENS, "stream": True, "ignore_eos": True}
-        with self._http() as http:
-            while not stop.is_set():
-                with http.stream("POST", "/v1/completions", json=body) as response:
-                    for line in response.iter_lines():
-                        if line.startswith("data: {") and '"finish_reason":"abort"' not in line:
-                            times.append(time.monotonic())
-                        if stop.is_set():
-                            break
-
-    def _http(self) -> httpx.Client:
-        transport = httpx.HTTPTransport(uds=str(self._server.socket))
-        return httpx.Client(transport=transport, base_url="http://vllm", timeout=_PATIENCE_S, trust_env=False)
+        while not stop.is_set():
+            with self._http.stream("POST", "/v1/completions", json=body) as response:
+                for line in response.iter_lines():
+                    if line.startswith("data: {") and '"finish_reason":"abort"' not in line:
+                        times.append(time.monotonic())
+                    if stop.is_set():
+                        break
 
     def _await(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
