@@ -139,7 +139,7 @@ def on_nodes(partition: str | None) -> str:
         (Path(folder) / "here").write_text("x")
         script = (
             'i=0; while [ ! -r "$1/here" ] && [ $i -lt 100 ]; do sleep 0.1; i=$((i+1)); done; '
-            '[ -r "$1/here" ] && echo "$i $(date +%s.%N)"'
+            'if [ -r "$1/here" ]; then echo "$i $(date +%s.%N)"; fi'  # a status other than 0 would be Slurm's alone
         )
         where = [f"--partition={partition}"] if partition else []
         argv = ["srun", "--quiet", "--nodes=1", "--ntasks=1", "--time=2", f"--immediate={_START_S}", *where]
@@ -152,13 +152,13 @@ def on_nodes(partition: str | None) -> str:
                 "admin",
             ) from error
         now = time.time()
-    if done.returncode != 0 and done.stderr.strip():
+    if done.returncode != 0:
         raise Fault(
             f"no step starts: {' '.join(done.stderr.split())[:200]}",
             "squeue --start says when; or choose another --partition",
             "user",
         )
-    if done.returncode != 0:
+    if not done.stdout.strip():
         raise Fault(f"{Path.cwd()} is not visible on the nodes", "work in a directory that all nodes share", "user")
     tenths, clock = done.stdout.split()
     if abs(now - float(clock)) > _CLOCK_S:

@@ -95,11 +95,6 @@ class RunConfig(Section):
                 f"coordinator.lease_s ({self.coordinator.lease_s:g}) must be at least twice coordinator.heartbeat_s "
                 f"({self.coordinator.heartbeat_s:g}): leases of living workers would expire"
             )
-        if self.eval.every and self.tasks.eval is None:
-            raise ValueError(
-                f"eval.every is {self.eval.every} but tasks.eval names no held-out tasks; set tasks.eval to their directory, "
-                "or leave eval.every out"
-            )
         if self.rollout.max_tokens >= self.rollout.context_tokens:
             raise ValueError(
                 f"rollout.max_tokens ({self.rollout.max_tokens}) must be smaller than rollout.context_tokens "

@@ -192,7 +192,7 @@ class TrainerSection(Section):
 
 class EvalSection(Section):
     every: Count = 0
-    """Steps between evaluations; 0: only before the first and after the last step."""
+    """Steps between evaluations; 0: only before the first and after the last step. Without `tasks.eval` there are none."""
     samples: Positive = 1
     """Rollouts per held-out task."""
 

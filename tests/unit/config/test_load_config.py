@@ -234,7 +234,6 @@ def test_a_missing_or_binary_file(tmp_path: Path) -> None:
             ["coordinator.lease_s=9", "coordinator.heartbeat_s=5"],
             r"coordinator\.lease_s \(9\) must be at least twice coordinator\.heartbeat_s \(5\)",
         ),
-        (["eval.every=2", "tasks.eval=null"], r"eval\.every is 2 but tasks\.eval names no held-out tasks"),
         (["rollout.max_tokens=64", "rollout.context_tokens=64"], r"rollout\.max_tokens \(64\) must be smaller"),
         (["weights.slots=3"], r"weights\.slots: 3 is for lora; without it a replica has 1 engine or 2"),
         (["lora.rank=8", "weights.pin=token"], r"weights\.pin: token is not for lora"),
