@@ -200,14 +200,15 @@ class VllmServer:
         served any more until another flip succeeds.
         """
         version = self._version_of(manifest)
-        began = time.monotonic()
         self._serving, was_serving = False, self._serving
         try:
+            # It changes nothing yet, and is answered between two steps of the engine: the pause begins there, not within a long step.
+            await self._control("/start_weight_update")
+            began = time.monotonic()
             await self._control(f"/pause?mode={_PAUSE[self._config.weights.pin]}&clear_cache=true")
             loading = time.monotonic()
             if self._config.weights.pin == "turn":
                 began = loading  # until here the running calls went on
-            await self._control("/start_weight_update")
             await self._control("/update_weights", {"update_info": update_info(manifest, staging)})
             await self._control("/finish_weight_update", {"weight_version": version})
             load_s = time.monotonic() - loading

@@ -3,8 +3,8 @@
     replica process           vLLM API server          vLLM worker (vllm_transfer.py)
     ---------------           ---------------          ------------------------------
     check_staged: the file's digests are the manifest's            (tokens are still generated)
+    /start_weight_update  ─▶  collective_rpc      ─▶  start_weight_update, between two steps of the engine
     /pause
-    /start_weight_update  ─▶  collective_rpc      ─▶  start_weight_update
     /update_weights       ─▶  collective_rpc      ─▶  receive_weights: map the file, reload layer by layer
     /finish_weight_update ─▶  collective_rpc      ─▶  finish_weight_update: finalize, repair the tied head, compare what is held
 
