@@ -32,12 +32,12 @@ def fill(connection: Connection, rollouts: int, group_size: int, groups_per_step
             for name, row in _group(seq, group_size, seq // groups_per_step + 1):
                 rows[name].append(row)
         for name, new in rows.items():
-            connection.executemany(TABLES[name].write, new)
+            connection.executemany(TABLES[name].write(), new)
     total = groups * group_size
     counters = [("attempts", "consumed", total), ("rollouts", "consumed", total), ("lag", "0", total)]
     counters += [("groups", "consumed", groups)]
-    connection.executemany(TABLES["counters"].write, counters)
-    connection.executemany(TABLES["meta"].write, [("lineage", "0"), ("step", str(steps))])
+    connection.executemany(TABLES["counters"].write(), counters)
+    connection.executemany(TABLES["meta"].write(), [("lineage", "0"), ("step", str(steps))])
     connection.execute("COMMIT")
     connection.execute("PRAGMA synchronous=FULL")
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")

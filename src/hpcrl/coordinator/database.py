@@ -86,7 +86,7 @@ def create_tables(connection: Connection) -> None:
         connection.execute(table.create)
     for index in INDEXES:
         connection.execute(index)
-    connection.execute(TABLES["meta"].write, ("schema", str(SCHEMA_VERSION)))
+    connection.execute(TABLES["meta"].write(), ("schema", str(SCHEMA_VERSION)))
 
 
 def open_for_reading(path: Path) -> Connection:

@@ -17,6 +17,8 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from itertools import chain
 from typing import Any, TypeVar
 
 from hpcrl.coordinator.changes import ChangeSet
@@ -27,6 +29,7 @@ __all__ = ["Answer", "Rows", "Store", "write_changes"]
 
 T = TypeVar("T")
 _MOST_PER_COMMIT = 4096
+_MOST_PER_STATEMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +67,28 @@ class Rows:
 
     def write(self, connection: sqlite3.Connection) -> None:
         for name, keyed in self._keyed.items():
-            connection.executemany(TABLES[name].write, keyed.values())
+            _insert(connection, name, list(keyed.values()))
         for name, rows in self._appended.items():
-            connection.executemany(TABLES[name].write, rows)
+            _insert(connection, name, rows)
         self._keyed, self._appended = {}, {}
+
+
+def _insert(connection: sqlite3.Connection, name: str, rows: list[Row]) -> None:
+    """Many rows per statement: each statement waits for the interpreter's lock, which the event loop holds most of the time.
+
+    The numbers of rows are powers of two, so that few statements are compiled and all stay in the connection's cache.
+    """
+    start, count = 0, _MOST_PER_STATEMENT
+    while start < len(rows):
+        while count > len(rows) - start:
+            count //= 2
+        connection.execute(_statement(name, count), [*chain.from_iterable(rows[start : start + count])])
+        start += count
+
+
+@cache
+def _statement(name: str, count: int) -> str:
+    return TABLES[name].write(count)
 
 
 def write_changes(connection: sqlite3.Connection, changes: ChangeSet, rows: Rows | None = None) -> None:

@@ -59,9 +59,10 @@ class Table:
         key = f", PRIMARY KEY ({self.key})" if self.key else ""
         return f"CREATE TABLE IF NOT EXISTS {self.name} ({', '.join(self.columns)}{key})"
 
-    @property
-    def write(self) -> str:
-        text = f"INSERT INTO {self.name} ({', '.join(self.names)}) VALUES ({', '.join('?' * len(self.columns))})"
+    def write(self, count: int = 1) -> str:
+        """The statement that writes ``count`` rows, whose values it takes one after the other."""
+        row = f"({', '.join('?' * len(self.columns))})"
+        text = f"INSERT INTO {self.name} ({', '.join(self.names)}) VALUES {', '.join([row] * count)}"
         if not self.key:
             return text
         update = self.on_conflict or ", ".join(
