@@ -8,8 +8,8 @@
     crowd      64 attempts at once: commands, files, artifact                                     failures_64
     row        2,000 attempts one after the other                                                 leftovers, rss_growth
 
-A ratio is one of medians. ``leftovers`` counts processes, mounts and directories, before the pool ends (against as many waiting sandboxes
-as at the beginning) and after; ``rss_growth`` is that of this process from a quarter of the row to its end.
+A ratio is one of medians. ``leftovers`` counts processes, mounts and directories, before the pool ends (less what a sandbox
+waiting there had at the beginning, for each) and after; ``rss_growth`` is that of this process from a quarter of the row to its end.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ import shlex
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hpcrl.bench.sandbox_raw import BARE, Raw
 from hpcrl.errors import HpcrlError, RunError
@@ -241,7 +242,8 @@ async def _row(bench: _Bench) -> Numbers:
     memory: list[int] = []
     began = time.perf_counter()
     async with bench.pool(warm=8) as pool:
-        before: dict[str, int] = {}
+        await asyncio.sleep(0.3)  # its guard has started
+        empty = _present(bench)
         for number in range(bench.rounds):
             async with pool.sandbox(bench.spec()) as sandbox:
                 if await _output(sandbox, f"echo {number} | tee log") != f"{number}\n":
@@ -249,33 +251,36 @@ async def _row(bench: _Bench) -> Numbers:
                 await sandbox.artifact()
             memory.append(_resident())
             if number == 0:
-                before = await _settled(bench, pool)
+                waiting, present = await _settled(bench, pool)
+                each = {name: (present[name] - empty[name]) // waiting for name in empty}
             elif number % 250 == 0:
                 bench.say(
                     f"row {number}: {memory[-1] // _MIB} MiB, {(time.perf_counter() - began) / number * 1e3:.0f} ms each"
                 )
-        after = await _settled(bench, pool)
+        waiting, after = await _settled(bench, pool)
         took = time.perf_counter() - began
     ended = _present(bench)
     ended["directories"] -= 1  # the scratch directory itself
-    left = {name: max(0, after[name] - before[name]) + max(0, ended[name]) for name in ended}
+    left = {n: abs(after[n] - empty[n] - waiting * each[n]) + abs(ended[n]) for n in ended}
     return {
         "leftovers": float(sum(left.values())),
+        "waiting": float(waiting),
         **{f"leftover_{name}": float(number) for name, number in left.items()},
         "rss_growth": memory[-1] / memory[len(memory) // 4] - 1,
         "row_attempt_ms": 1e3 * took / bench.rounds,
     }
 
 
-async def _settled(bench: _Bench, pool: SandboxPool) -> dict[str, int]:
-    """What is there once one sandbox waits for the next attempt and nothing is on its way."""
-    deadline = time.monotonic() + 30
-    while pool.ready() != 1:
+async def _settled(bench: _Bench, pool: SandboxPool) -> tuple[int, dict[str, int]]:
+    """How many sandboxes wait for the next attempts, and what is there, once nothing is on its way any more."""
+    deadline = time.monotonic() + 60
+    seen: list[tuple[int, dict[str, int]]] = []
+    while len(seen) < 3 or seen[-1][0] == 0 or not seen[-1] == seen[-2] == seen[-3]:
         if time.monotonic() > deadline:
-            raise RunError(f"bench: {pool.ready()} sandboxes wait where one should")
-        await asyncio.sleep(0.01)
-    await asyncio.sleep(0.2)
-    return _present(bench)
+            raise RunError(f"bench: sandboxes started ahead come and go: {seen[-3:]}")
+        await asyncio.sleep(0.3)
+        seen.append((pool.ready(), _present(bench)))
+    return seen[-1]
 
 
 def _present(bench: _Bench) -> dict[str, int]:
@@ -318,7 +323,7 @@ def _p50_p99(values: list[float]) -> tuple[float, float]:
     return statistics.median(values), sorted(values)[max(0, int(0.99 * len(values)) - 1)]
 
 
-PARTS: dict[str, Callable[[_Bench], Awaitable[Numbers]]] = {
+PARTS: dict[str, Callable[[_Bench], Coroutine[Any, Any, Numbers]]] = {
     "start": _start,
     "pool": _pool,
     "commands": _commands,

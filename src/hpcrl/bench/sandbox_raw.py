@@ -1,4 +1,4 @@
-"""The bounds of ``hpcrl bench sandbox``: plain ``apptainer exec`` with the options of our own sandboxes, and commands without a server."""
+"""The bounds of ``hpcrl bench sandbox``: plain ``apptainer exec`` with our sandboxes' options, and commands without a server."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hpcrl.sandbox.server import ENTRY
 
 __all__ = ["BARE", "Raw"]
 
-# Prints the milliseconds of each: argv is how often, then the command.
+# Prints the milliseconds of each, as JSON (a minimal Python has no json): argv is how often, then the command.
 BARE = r"""
-import json, os, sys, time
+import os, sys, time
 took = []
 for _ in range(int(sys.argv[1])):
     out, into = os.pipe()
@@ -26,7 +26,7 @@ for _ in range(int(sys.argv[1])):
     took.append(1e3 * (time.perf_counter() - began))
     os.close(into)
     os.close(out)
-print(json.dumps(took))
+print(took)
 """
 
 
