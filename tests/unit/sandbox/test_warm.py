@@ -39,11 +39,11 @@ def test_nothing_is_wanted_before_anybody_asked() -> None:
 def test_steady_arrivals_want_what_arrives_within_one_start() -> None:
     demand = Demand()
     for _ in range(50):
-        demand.started(0.5)
+        demand.started(0.6)
     for second in range(100):
         for arrival in range(4):
             demand.arrived(second + arrival / 4)
-    assert demand.wanted(100.0) == 3  # one a quarter of a second: three within half a second, both ends counted
+    assert demand.wanted(100.0) == 3  # one a quarter of a second: three within 0.6 s, both ends counted
     for _ in range(50):
         demand.started(0.01)
     demand.arrived(101.0)
