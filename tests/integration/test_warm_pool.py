@@ -58,11 +58,15 @@ from hpcrl.sandbox.pool import SandboxPool
 async def main():
     spec = SandboxSpec(image=Path(sys.argv[1]))
     async with SandboxPool(backend="apptainer", start_concurrency=2, warm=2, scratch=Path(sys.argv[2])) as pool:
-        async with pool.sandbox(spec), pool.sandbox(spec):
-            while pool.ready() < 2:
-                await asyncio.sleep(0.01)
-            print(*(s._channel.pid for s in pool._live), flush=True)
-            await asyncio.sleep(900)
+        async def hold():
+            async with pool.sandbox(spec):
+                await asyncio.sleep(900)
+
+        holding = [asyncio.create_task(hold()) for _ in range(2)]  # at once, so that two are wanted
+        while pool.ready() < 2 or pool.started < 4:
+            await asyncio.sleep(0.01)
+        print(*(s._channel.pid for s in pool._live), flush=True)
+        await asyncio.gather(*holding)
 
 asyncio.run(main())
 """
