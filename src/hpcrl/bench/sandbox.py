@@ -8,8 +8,9 @@
     crowd      64 attempts at once: commands, files, artifact                                     failures_64
     row        2,000 attempts one after the other                                                 leftovers, rss_growth
 
-A ratio is one of medians; the commands' numbers are medians of nine rounds, each 200 commands of both kinds after 200 bare ones. ``leftovers`` counts processes, mounts and directories, before the pool ends (less what a sandbox
-waiting there had at the beginning, for each) and after; ``rss_growth`` is that of this process from a quarter of the row to its end.
+A ratio is one of medians. The commands' numbers are medians of nine rounds, each 200 commands of both kinds after 200 bare ones; the
+median of those is taken off. ``leftovers`` counts processes, mounts and directories, before the pool ends (less what a sandbox waiting
+there had at the beginning, for each) and after; ``rss_growth`` is that of this process from a quarter of the row to its end.
 """
 
 from __future__ import annotations
