@@ -188,6 +188,7 @@ def test_what_an_attempt_gets_wrong_is_its_own_error(world: World) -> None:
         with pytest.raises(UserError, match="no-name"):
             await one(pool, world.spec(env={"no-name": "x"}), "true")
         assert await one(pool, world.spec(), "echo on") == "on\n"
+        await until(lambda: pool.ready() > 0 and pool._live == set(members(pool)))
 
     world.run(body)
 
