@@ -79,6 +79,7 @@ class SandboxPool:
         self._scratch = WorkerScratch(self._base, self._owner)
         if self._warm:
             self._keeper = asyncio.create_task(self._keep(), name="sandbox keeper")
+            self._keeper.add_done_callback(_told)
         return self
 
     async def __aexit__(
@@ -212,3 +213,9 @@ class SandboxPool:
         await asyncio.wait([member])
         if not member.cancelled() and member.exception() is None:
             await self._stop(member.result())
+
+
+def _told(keeper: asyncio.Task[None]) -> None:
+    """Without its keeper a pool only becomes slow: that must be seen."""
+    if not keeper.cancelled() and keeper.exception() is not None:
+        log.error("no more sandboxes are started ahead", exc_info=keeper.exception())
