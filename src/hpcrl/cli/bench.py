@@ -1,6 +1,6 @@
 """``hpcrl bench NAME``: measurements of hpcrl's own parts, against a bound or a peer taken in the same run.
 
-``weights`` and ``proxy`` have options of their own; the others are one line each in ``BENCHES``: a module with
+``weights``, ``proxy`` and ``sandbox`` have options of their own; the others are one line each in ``BENCHES``: a module with
 ``measure(quick, say) -> numbers``.
 """
 
@@ -66,6 +66,29 @@ def proxy(
     if only is not None and only not in PARTS:
         raise UserError(f"--only {only}: the parts are {', '.join(PARTS)}")
     _show(measure(quick, _say, only), as_json)
+
+
+@app.command(help="Sandboxes and scoring, against plain `apptainer exec` of the same image with the same options.")
+@report_errors
+def sandbox(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON line on stdout.")] = False,
+    quick: Annotated[bool, typer.Option(help="Small and short: shows that it works, measures nothing.")] = False,
+    only: Annotated[
+        str | None, typer.Option(help="One part: start, pool, commands, files, scoring, crowd, row.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(min=8, help="Attempts of the row; 2,000 unless --quick.")] = None,
+    image: Annotated[str, typer.Option(help="As `sandbox.image` of a run.")] = "containers/sandbox.def",
+    table: Annotated[bool, typer.Option(help="Asked and measured, as a Markdown table.")] = False,
+) -> None:
+    from hpcrl.bench.sandbox import PARTS, markdown, measure
+
+    if only is not None and only not in PARTS:
+        raise UserError(f"--only {only}: the parts are {', '.join(PARTS)}")
+    numbers = measure(quick, _say, only, rounds, image)
+    if table:
+        print("\n".join(markdown(numbers)), file=sys.stderr if as_json else sys.stdout)
+    if as_json or not table:
+        _show(numbers, as_json)
 
 
 for _name, (_module, _text) in BENCHES.items():

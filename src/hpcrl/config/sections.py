@@ -308,6 +308,9 @@ class SandboxSection(Section):
     """Image for tasks that name none: a definition file, an unpacked directory or a .sif."""
     start_concurrency: Positive = 4
     """Container starts at once per worker."""
+    warm: Annotated[int, Field(ge=0, le=1024)] = 8
+    """Sandboxes started ahead of the attempts that will take them, at most, per worker and per scorer: a lease then finds one ready.
+    How many there are is measured: as many as were asked for within one start's time, at the busiest. 0: none."""
     command_timeout_s: Seconds = 30.0
     """One command of the agent."""
     output_bytes: Positive = 16384

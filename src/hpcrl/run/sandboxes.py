@@ -83,7 +83,10 @@ async def open_pool(config: RunConfig, images: Images) -> AsyncIterator[SandboxP
     Raises UserError, EnvironmentFault.
     """
     image = await images.of(None)
-    async with SandboxPool(backend=config.sandbox.backend, start_concurrency=config.sandbox.start_concurrency) as pool:
+    sandbox = config.sandbox
+    async with SandboxPool(
+        backend=sandbox.backend, start_concurrency=sandbox.start_concurrency, warm=sandbox.warm
+    ) as pool:
         await preflight(image, config.sandbox.backend, default_base(), limits_of(config))
         yield pool
 

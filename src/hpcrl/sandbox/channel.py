@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpcrl.sandbox.output import OutputBuffer
-from hpcrl.sandbox.server import call, parse_control
+from hpcrl.sandbox.server import OPENING, call, parse_control
 
 __all__ = ["Channel", "Died", "Flooded"]
 
@@ -70,8 +70,12 @@ class Channel:
         """What the container runtime said: the end of it."""
         return self._diagnostics.decode("utf-8", "replace").strip()
 
-    async def spawn(self, argv: list[str], env: Mapping[str, str], cwd: Path, script: bytes) -> None:
-        """Start the process, send ``script`` and wait for the server's "ready". Raises Died, OSError."""
+    def limit(self, output_bytes: int, flood_bytes: int) -> None:
+        """What of a command's output is kept, and how much it may print at all."""
+        self._output_bytes, self._flood_bytes = output_bytes, flood_bytes
+
+    async def spawn(self, argv: list[str], env: Mapping[str, str], cwd: Path) -> None:
+        """Start the process and wait for the server's "ready". Raises Died, OSError."""
         loop = asyncio.get_running_loop()
         ready = self._waiting = loop.create_future()
         output_read, output_write = os.pipe()
@@ -94,8 +98,19 @@ class Channel:
             os.set_blocking(pipe, False)
             loop.add_reader(pipe, callback)
         self._ended = asyncio.create_task(self._watch())
-        self._send(script)
+        self._send(OPENING)
         self.server_pid = await ready
+        self._waiting = None
+
+    async def configure(self, script: bytes) -> int:
+        """Send ``script`` (see server.setup) before the first command; its status. Raises Died."""
+        waiting = self._waiting = asyncio.get_running_loop().create_future()
+        if not self.alive:
+            raise self._died()
+        self._send(script)
+        status = await waiting
+        self._waiting = None
+        return status
 
     async def _watch(self) -> None:
         if self._process is None:
@@ -109,6 +124,10 @@ class Channel:
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.write(data)
 
+    def _died(self) -> Died:
+        code = self._process.returncode if self._process is not None else None
+        return Died(code if code is not None else 0, self.diagnostics)
+
     def begin(self, command: str) -> tuple[asyncio.Future[int], OutputBuffer]:
         """Send a command; the future gets its exit status, or Died, or Flooded."""
         self._number += 1
@@ -117,8 +136,7 @@ class Channel:
         buffer = OutputBuffer(self._output_bytes)
         self._waiting, self._output = waiting, buffer
         if not self.alive:
-            code = self._process.returncode if self._process is not None else None
-            waiting.set_exception(Died(code if code is not None else 0, self.diagnostics))
+            waiting.set_exception(self._died())
         else:
             self._send(call(self._number, command))
         return waiting, buffer
@@ -168,7 +186,7 @@ class Channel:
 
     def _on_line(self, line: bytes) -> None:
         waiting = self._waiting
-        if self._number == 0 and line.startswith(b"ready ") and line[6:].isdigit():
+        if self.server_pid == 0 and line.startswith(b"ready ") and line[6:].isdigit():
             if waiting is not None and not waiting.done():
                 waiting.set_result(int(line[6:]))
             return
@@ -176,7 +194,7 @@ class Channel:
         if parsed is None:
             self._diagnostics += line + b"\n"
             del self._diagnostics[:-_DIAGNOSTICS]
-        elif parsed[0] == self._number and waiting is not None and not waiting.done():
+        elif self.server_pid != 0 and parsed[0] == self._number and waiting is not None and not waiting.done():
             self._on_output()
             if not waiting.done():
                 waiting.set_result(parsed[1])

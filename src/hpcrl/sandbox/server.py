@@ -1,8 +1,10 @@
 """The command server: a shell inside the sandbox that reads its script from a pipe. Pure text; channel.py moves it.
 
     host                                       inside (bash, or any POSIX sh)
-    ── prelude: limits, environment, cd ──►    stdin is the script, so quoted newlines and long commands need no framing
+    ── OPENING ───────────────────────────►    stdin is the script, so quoted newlines and long commands need no framing
     ◄── "ready PID" ────────────────────────   stderr is the control line (kept as descriptor 3, never given to commands)
+    ── setup: environment, limits, cd ────►    may come much later: a sandbox started ahead waits here for its attempt
+    ◄── "0 0" ──────────────────────────────
     ── hpcrl_run 7 'ls -l' ───────────────►    SHELL -c 'ls -l' </dev/null, output to stdout, own process group
     ◄── output on stdout
     ◄── "7 0" ──────────────────────────────   id and exit status, written after the command itself has ended
@@ -20,7 +22,7 @@ from collections.abc import Mapping
 from hpcrl.errors import UserError
 from hpcrl.sandbox.limits import Limits
 
-__all__ = ["ENTRY", "call", "parse_control", "prelude"]
+__all__ = ["ENTRY", "OPENING", "call", "parse_control", "setup"]
 
 # What the container starts: bash where the image has it, since agents expect it, else sh.
 ENTRY = ("/bin/sh", "-c", "command -v bash >/dev/null 2>&1 && exec bash --noprofile --norc; exec sh")
@@ -42,22 +44,28 @@ else
 fi
 """
 
-
-def prelude(workdir: str, env: Mapping[str, str], limits: Limits) -> bytes:
-    """The first lines of the script. Raises UserError for an environment name that is not one."""
-    for name in env:
-        if not _NAME.fullmatch(name):
-            raise UserError(f"{name!r} is not a valid environment variable name for a sandbox")
-    lines = [
+# The first lines of the script, the same for every attempt.
+OPENING = "\n".join(
+    [
         "exec 3>&2 2>/dev/null",
         # Apptainer tells the container its own path on the host, among other things.
         "unset " + " ".join(f"{prefix}_{name}" for prefix in ("APPTAINER", "SINGULARITY") for name in _RUNTIME_NAMES),
         "unset PROMPT_COMMAND PS1",
         "umask 022",
+        _FUNCTION + "echo ready $$ >&3\n",
+    ]
+).encode()
+
+
+def setup(workdir: str, env: Mapping[str, str], limits: Limits) -> bytes:
+    """The lines that make the server an attempt's own; "0 STATUS" answers. Raises UserError for a variable's name that is none."""
+    for name in env:
+        if not _NAME.fullmatch(name):
+            raise UserError(f"{name!r} is not a valid environment variable name for a sandbox")
+    lines = [
         *(f"export {name}={shlex.quote(value)}" for name, value in sorted(env.items())),
         *limits.ulimits(),
-        _FUNCTION.rstrip(),
-        f"cd {shlex.quote(workdir)} && echo ready $$ >&3",
+        f"cd {shlex.quote(workdir)}; echo 0 $? >&3",
     ]
     return ("\n".join(lines) + "\n").encode("utf-8", "surrogateescape")
 

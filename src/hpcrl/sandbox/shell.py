@@ -1,6 +1,9 @@
 """A sandbox driven through a command server (server.py): all backends but their argv.
 
-start   scratch + work directory ─► spawn ─► "ready" ─► find init and server among the process's children
+start   scratch directories ─┬─► spawn ─► "ready" ─► find init and server among the process's children ─┬─► setup ─► "0 0"
+                             └─► a thread: content of image, task and artifact into the work directory ──┘
+boot    the same without attempt: only the image's content, no setup. The sandbox then waits, and ``take(spec)`` makes it the attempt's
+        own: files, artifact, mounts' content, setup
 run     send ─► wait in ticks of a second (usage is checked at each) ─► status
         deadline ─► kill the command's process group and descendants ─► status within half a second, or
                  ─► kill everything but the server                   ─► status within half a second, or
@@ -16,19 +19,22 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
 from hpcrl.errors import HpcrlError, InfraError, PolicyError
 from hpcrl.sandbox.base import CommandResult, Sandbox, SandboxSpec
 from hpcrl.sandbox.channel import Channel, Died, Flooded
 from hpcrl.sandbox.procs import children, descendants, kill_all, reaped_faults, resident_bytes
-from hpcrl.sandbox.server import prelude
+from hpcrl.sandbox.server import setup
 from hpcrl.sandbox.workdir import WorkDir
 
 __all__ = ["ShellSandbox"]
 
 log = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
 
 _TICK_S = 1.0
 _GRACE_S = 0.5
@@ -49,6 +55,7 @@ class ShellSandbox(Sandbox):
         self._reaped = 0
         self._dead: HpcrlError | None = None
         self._stopping: asyncio.Task[None] | None = None
+        self._thread: asyncio.Task[Any] | None = None
         self._next_check = 0.0
 
     # What a backend defines.
@@ -65,13 +72,44 @@ class ShellSandbox(Sandbox):
 
     # Life.
 
+    @property
+    def alive(self) -> bool:
+        """Whether its container runs."""
+        return self._dead is None and self._channel.alive
+
     async def start(self) -> None:
-        await asyncio.to_thread(self._populate)
-        workdir = str(self._work.target)
-        script = prelude(workdir, {"HOME": "/tmp", "LANG": "C.UTF-8", **self.spec.env}, self.spec.limits)
+        await self._launch(self._populate)
+        await self._configure()
+
+    async def boot(self) -> None:
+        """Start the container for an attempt that ``take`` names later. Of the spec it needs image, workdir, mounts and limits.
+
+        Raises as ``start``.
+        """
+        await self._launch(self._work.add_image)
+
+    async def take(self, spec: SandboxSpec) -> None:
+        """Make a booted sandbox that of ``spec``, which has the same image, workdir and mounts. Raises as ``start``."""
+        self.spec = spec
+        self._channel.limit(spec.limits.output_bytes, spec.limits.output_flood_bytes)
+        await self._preparing(self._work.add_attempt)
+        await self._configure()
+
+    async def _launch(self, populate: Callable[[SandboxSpec], None]) -> None:
+        """Start the container and, meanwhile, ``populate`` the work directory: nothing of an attempt runs yet."""
+        await self._preparing(self._work.create)
+        populating = asyncio.create_task(self._preparing(populate))
+        try:
+            await self._spawn()
+            await populating
+        finally:
+            populating.cancel()  # the thread itself is waited for by stop()
+            await asyncio.gather(populating, return_exceptions=True)
+
+    async def _spawn(self) -> None:
         try:
             async with asyncio.timeout(self.spec.limits.start_timeout_s):
-                await self._channel.spawn(self._argv(), self._environment(), Path("/"), script)
+                await self._channel.spawn(self._argv(), self._environment(), Path("/"))
         except TimeoutError:
             limit = self.spec.limits.start_timeout_s
             raise InfraError("sandbox_start", f"not ready within {limit:g} s; {self._channel.diagnostics}") from None
@@ -80,21 +118,38 @@ class ShellSandbox(Sandbox):
             raise InfraError("sandbox_start", text) from error
         except OSError as error:
             raise InfraError("sandbox_start", f"{self._argv()[0]}: {error.strerror}") from error
-        self._channel.finish()
         self._locate()
 
-    def _populate(self) -> None:
-        image = self.spec.image
-        own = () if image is None else (image / self.spec.workdir.lstrip("/"),)
-        sources = tuple(source for source in (*own, *self.spec.files) if source.is_dir())
+    async def _configure(self) -> None:
+        variables = {"HOME": "/tmp", "LANG": "C.UTF-8", **self.spec.env}
+        script = setup(str(self._work.target), variables, self.spec.limits)
         try:
-            self._work.create(sources, self.spec.mounts)
-            if self.spec.artifact is not None:
-                self._work.apply(self.spec.artifact, 2 * self.spec.limits.artifact_bytes)
-                sources = ()
-            self._work.remember(sources)
+            async with asyncio.timeout(self.spec.limits.start_timeout_s):
+                status = await self._channel.configure(script)
+        except TimeoutError:
+            raise InfraError("sandbox_start", "the command server does not answer") from None
+        except Died as error:
+            raise InfraError("sandbox_start", f"the container ended with status {error.returncode}") from error
+        if status != 0:
+            raise InfraError("sandbox_start", f"{self._work.target} cannot be entered inside the sandbox")
+        self._reaped = reaped_faults(self._init)
+
+    def _populate(self, spec: SandboxSpec) -> None:
+        self._work.add_image(spec)
+        self._work.add_attempt(spec)
+
+    async def _preparing(self, work: Callable[[SandboxSpec], None]) -> None:
+        try:
+            await self._in_thread(work, self.spec)
         except OSError as error:
             raise InfraError("sandbox_start", f"cannot prepare the work directory: {error}") from error
+
+    async def _in_thread(self, work: Callable[..., _Result], *arguments: Any) -> _Result:
+        """Blocking work on the scratch files. ``stop`` waits for it: a caller that is cancelled leaves no thread behind in them."""
+        if self._thread is not None:
+            await asyncio.wait([self._thread])
+        self._thread = asyncio.create_task(asyncio.to_thread(work, *arguments))
+        return await asyncio.shield(self._thread)
 
     def _locate(self) -> None:
         if not self.contained:
@@ -105,7 +160,6 @@ class ShellSandbox(Sandbox):
         if len(servers) != 1:
             raise InfraError("sandbox_start", f"unexpected process tree below {self._channel.pid}: {below} {servers}")
         self._init, self._server = below[0], servers[0]
-        self._reaped = reaped_faults(self._init)
 
     # Commands.
 
@@ -165,7 +219,7 @@ class ShellSandbox(Sandbox):
 
     async def _check_usage(self) -> None:
         began = time.monotonic()
-        await asyncio.to_thread(self._work.check_usage, self.spec.limits)
+        await self._in_thread(self._work.check_usage, self.spec.limits)
         pids = descendants(self._init)
         if len(pids) > 2 * self.spec.limits.processes:
             raise PolicyError("process_limit", f"{len(pids)} processes; allowed {self.spec.limits.processes}")
@@ -236,7 +290,7 @@ class ShellSandbox(Sandbox):
 
     async def artifact(self) -> bytes:
         await self.finish()
-        return await asyncio.to_thread(self._work.artifact, self.spec.limits.artifact_bytes)
+        return await self._in_thread(self._work.artifact, self.spec.limits.artifact_bytes)
 
     # End.
 
@@ -272,7 +326,7 @@ class ShellSandbox(Sandbox):
             self._dead = PolicyError("sandbox_dead", "the sandbox was stopped")
         await self._end()
         try:
-            await asyncio.to_thread(self._work.remove)
+            await self._in_thread(self._work.remove)
         except OSError as error:
             # The pool's end, or the next sweep, tries again; the attempt's result does not depend on it.
             log.warning("%s cannot be removed: %s", self._work.attempt, error)

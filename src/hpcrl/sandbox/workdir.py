@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from hpcrl.errors import PolicyError
-from hpcrl.sandbox.artifact import Applied, apply_artifact, pack
-from hpcrl.sandbox.base import Mount
+from hpcrl.sandbox.artifact import apply_artifact, pack
+from hpcrl.sandbox.base import Mount, SandboxSpec
 from hpcrl.sandbox.limits import Limits
 from hpcrl.sandbox.trees import (
     Entry,
@@ -53,17 +53,36 @@ class WorkDir:
         self._root = -1
         self._watched = [self.shm]
 
-    def create(self, sources: tuple[Path, ...], mounts: tuple[Mount, ...]) -> None:
-        """Make the directories and copy the content of each of ``sources`` into the work directory. Raises OSError."""
+    def create(self, spec: SandboxSpec) -> None:
+        """Make the directories, empty, so that a container can start on them. Raises OSError."""
+        mounts = spec.mounts
         self.attempt.mkdir(mode=0o711 if self._owner is not None else 0o700)
         for directory in (self.work, self.shm, *(self.mount(index) for index in range(len(mounts)))):
             directory.mkdir(mode=0o755)
             if self._owner is not None:
                 os.chown(directory, self._owner, self._owner)
         self._root = _open(self.work)
-        for source in sources:
-            copy_tree(source, self._root, self._owner)
         self._watched += [self.mount(index) for index, mount in enumerate(mounts) if mount.writable]
+
+    def add_image(self, spec: SandboxSpec) -> None:
+        """Copy what the image itself has at the place of the work directory. Raises OSError."""
+        for source in _image_content(spec):
+            copy_tree(source, self._root, self._owner)
+
+    def add_attempt(self, spec: SandboxSpec) -> None:
+        """Copy the attempt's files and mounts, apply its artifact; the work directory is then as the attempt finds it.
+
+        Raises OSError, DataError("artifact_corrupt").
+        """
+        files = [source for source in spec.files if source.is_dir()]
+        for source in files:
+            copy_tree(source, self._root, self._owner)
+        self._fill(spec.mounts)
+        if spec.artifact is not None:
+            apply_artifact(spec.artifact, self._root, self._owner, 2 * spec.limits.artifact_bytes)
+        self._remember(() if spec.artifact is not None else (*_image_content(spec), *files))
+
+    def _fill(self, mounts: tuple[Mount, ...]) -> None:
         for index, mount in enumerate(mounts):
             if mount.source is not None:
                 descriptor = _open(self.mount(index))
@@ -76,11 +95,7 @@ class WorkDir:
         """Host path of the mount with that index."""
         return self.attempt / f"mount{index}"
 
-    def apply(self, artifact: bytes, max_bytes: int) -> Applied:
-        """Apply an artifact to the work directory; see apply_artifact."""
-        return apply_artifact(artifact, self._root, self._owner, max_bytes)
-
-    def remember(self, sources: tuple[Path, ...]) -> None:
+    def _remember(self, sources: tuple[Path, ...]) -> None:
         """Take the present content, made of ``sources``, as the initial one: the artifact is what differs from it."""
         for entry in walk(self._root):
             source = next((s for s in reversed(sources) if os.path.lexists(s / entry.path)), None)
@@ -135,7 +150,7 @@ class WorkDir:
                 os.close(root)
 
     def artifact(self, max_bytes: int) -> bytes:
-        """What changed since ``remember``, packed. No process of the agent may be left. Raises PolicyError("artifact_limit")."""
+        """What changed since the attempt began, packed. No process of the agent may be left. Raises PolicyError("artifact_limit")."""
         return pack(self._root, self._changed, self._original, max_bytes)
 
     def _changed(self, entry: Entry) -> bool:
@@ -162,6 +177,11 @@ class WorkDir:
             os.close(self._root)
             self._root = -1
         remove_tree(self.attempt)
+
+
+def _image_content(spec: SandboxSpec) -> list[Path]:
+    source = None if spec.image is None else spec.image / spec.workdir.lstrip("/")
+    return [source] if source is not None and source.is_dir() else []
 
 
 def _open(directory: Path) -> int:
