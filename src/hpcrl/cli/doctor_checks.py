@@ -207,13 +207,22 @@ def user_namespaces() -> str:
 
 def sandboxes() -> str:
     from hpcrl.config.sections import SandboxSection
-    from hpcrl.sandbox.check import preflight, unenforced
+    from hpcrl.sandbox.check import preflight
     from hpcrl.sandbox.images import resolve
 
     if shutil.which("apptainer") is None:
         raise Fault("apptainer is not on PATH", "load its module, or have it installed", "user")
-    asyncio.run(preflight(resolve(SandboxSection().image)))
-    return "; ".join([_ask("apptainer", "--version").stdout.strip(), *unenforced()])
+    found = asyncio.run(preflight(resolve(SandboxSection().image)))
+    version = _ask("apptainer", "--version").stdout.strip()
+    absent = [gap for gap in found if not gap.late]
+    if absent:
+        raise Fault(
+            "; ".join([version, *(gap.what for gap in found), "a run with limits.strict is refused here"]),
+            "; ".join(gap.remedy for gap in absent),
+            "admin",
+            slow=True,
+        )
+    return "; ".join([version, *(gap.what for gap in found)])
 
 
 def vllm() -> str:

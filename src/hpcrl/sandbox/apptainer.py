@@ -4,7 +4,7 @@ An unpacked directory starts in half the time of a .sif and needs no FUSE. What 
 
     own user, PID, IPC, UTS, mount and network namespaces; the network has no interface but its own loopback
     no host environment, home, /sys, /etc/hosts or devices; a private /tmp (64 MiB in memory, `sessiondir max size`)
-    no capabilities, no new privileges; the image read-only below a small writable layer
+    no capabilities, no new privileges, no system calls of seccomp.py; the image read-only below a small writable layer
     the attempt's host directory at the work directory
 
 Run by root, Apptainer is started as `nobody`: a container's root would be the host's root without capabilities, and that may
@@ -21,8 +21,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcrl.errors import EnvironmentFault, UserError
+from hpcrl.errors import EnvironmentFault, InfraError, UserError
 from hpcrl.sandbox.base import SandboxSpec
+from hpcrl.sandbox.seccomp import profile
 from hpcrl.sandbox.server import ENTRY
 from hpcrl.sandbox.shell import ShellSandbox
 
@@ -69,9 +70,11 @@ def sandbox_owner() -> int | None:
     return pwd.getpwnam("nobody").pw_uid if os.geteuid() == 0 else None
 
 
-def exec_argv(apptainer: str, image: Path, binds: Sequence[Bind], workdir: str, owner: int | None) -> list[str]:
+def exec_argv(
+    apptainer: str, image: Path, binds: Sequence[Bind], workdir: str, owner: int | None, seccomp: Path
+) -> list[str]:
     """The command line. Raises UserError for a path that Apptainer's bind syntax cannot express."""
-    argv = [apptainer, "--silent", "--nocolor", "exec", *FLAGS, f"--pwd={workdir}"]
+    argv = [apptainer, "--silent", "--nocolor", "exec", *FLAGS, f"--pwd={workdir}", f"--security=seccomp:{seccomp}"]
     for bind in binds:
         for path in (str(bind.source), bind.target):
             if not _PLAIN_PATH.fullmatch(path):
@@ -92,13 +95,23 @@ class ApptainerSandbox(ShellSandbox):
         super().__init__(spec, attempt, owner)
         self._apptainer = apptainer
         self._owner = owner
+        # In the attempt's own directory: the package may lie where user nobody cannot read.
+        self._seccomp = attempt / "seccomp.json"
+
+    def _populate(self) -> None:
+        super()._populate()
+        try:
+            self._seccomp.write_text(profile())
+            self._seccomp.chmod(0o644)
+        except OSError as error:
+            raise InfraError("sandbox_start", f"cannot write {self._seccomp}: {error.strerror}") from error
 
     def _argv(self) -> list[str]:
         if self.spec.image is None:
             raise UserError("the apptainer backend needs an image")
         binds = [Bind(self._work.work, self.spec.workdir, True), Bind(self._work.shm, "/dev/shm", True)]
         binds += [Bind(self._work.mount(i), mount.target, mount.writable) for i, mount in enumerate(self.spec.mounts)]
-        return exec_argv(self._apptainer, self.spec.image, binds, self.spec.workdir, self._owner)
+        return exec_argv(self._apptainer, self.spec.image, binds, self.spec.workdir, self._owner, self._seccomp)
 
     def _environment(self) -> Mapping[str, str]:
         # HOME must not exist: no configuration of the user takes part.

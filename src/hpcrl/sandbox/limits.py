@@ -1,9 +1,11 @@
-"""What an attempt may use. Limits are set inside the sandbox (ulimit), watched from outside, and bounded by Slurm's cgroup.
+"""What an attempt may use. Set inside the sandbox (ulimit), by a cgroup where one is delegated, and watched from outside.
 
-per process   memory (writable private pages), largest file, open files          ulimit, immediate
-per sandbox   processes                                                          ulimit on the user namespace, immediate
-              work directory bytes and entries, processes, resident memory       watched about once a second
-per command   wall clock, output kept, output at all                             the channel
+per process   memory (writable private pages), largest file, open files     ulimit, at once
+per sandbox   processes                                                     ulimit on the user namespace, at once
+              memory, processes                                             cgroup.py, at once; else watch.py, about once a second
+              work directory: bytes and entries                             watch.py, about once a second
+per command   wall clock, output kept, output at all                        shell.py, channel.py
+per attempt   wall clock                                                    Sandbox.end_after, watch.py
 """
 
 from __future__ import annotations

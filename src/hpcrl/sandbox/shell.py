@@ -1,10 +1,11 @@
 """A sandbox driven through a command server (server.py): all backends but their argv.
 
 start   scratch + work directory ─► spawn ─► "ready" ─► find init and server among the process's children
-run     send ─► wait in ticks of a second (usage is checked at each) ─► status
+run     send ─► status
         deadline ─► kill the command's process group and descendants ─► status within half a second, or
                  ─► kill everything but the server                   ─► status within half a second, or
                  ─► kill the sandbox, PolicyError("command_timeout")
+watch   beside all that, watch.py: a broken limit kills init
 stop    kill init (its PID namespace dies with it) ─► reap ─► remove scratch
 """
 
@@ -21,16 +22,17 @@ from pathlib import Path
 
 from hpcrl.errors import HpcrlError, InfraError, PolicyError
 from hpcrl.sandbox.base import CommandResult, Sandbox, SandboxSpec
+from hpcrl.sandbox.cgroup import SandboxCgroup, available
 from hpcrl.sandbox.channel import Channel, Died, Flooded
-from hpcrl.sandbox.procs import children, descendants, kill_all, reaped_faults, resident_bytes
+from hpcrl.sandbox.procs import children, descendants, kill_all, reaped_faults
 from hpcrl.sandbox.server import prelude
+from hpcrl.sandbox.watch import UsageWatch
 from hpcrl.sandbox.workdir import WorkDir
 
 __all__ = ["ShellSandbox"]
 
 log = logging.getLogger(__name__)
 
-_TICK_S = 1.0
 _GRACE_S = 0.5
 _REAP_S = 5.0
 
@@ -49,7 +51,10 @@ class ShellSandbox(Sandbox):
         self._reaped = 0
         self._dead: HpcrlError | None = None
         self._stopping: asyncio.Task[None] | None = None
-        self._next_check = 0.0
+        self._watch: UsageWatch | None = None
+        self._watching: asyncio.Task[None] | None = None
+        parent = available()
+        self._cgroup = SandboxCgroup(parent, attempt) if parent is not None else None
 
     # What a backend defines.
 
@@ -68,10 +73,11 @@ class ShellSandbox(Sandbox):
     async def start(self) -> None:
         await asyncio.to_thread(self._populate)
         workdir = str(self._work.target)
+        argv = self._argv() if self._cgroup is None else self._cgroup.argv(self._argv())
         script = prelude(workdir, {"HOME": "/tmp", "LANG": "C.UTF-8", **self.spec.env}, self.spec.limits)
         try:
             async with asyncio.timeout(self.spec.limits.start_timeout_s):
-                await self._channel.spawn(self._argv(), self._environment(), Path("/"), script)
+                await self._channel.spawn(argv, self._environment(), Path("/"), script)
         except TimeoutError:
             limit = self.spec.limits.start_timeout_s
             raise InfraError("sandbox_start", f"not ready within {limit:g} s; {self._channel.diagnostics}") from None
@@ -79,9 +85,11 @@ class ShellSandbox(Sandbox):
             text = error.diagnostics or f"the container ended at once with status {error.returncode}"
             raise InfraError("sandbox_start", text) from error
         except OSError as error:
-            raise InfraError("sandbox_start", f"{self._argv()[0]}: {error.strerror}") from error
+            raise InfraError("sandbox_start", f"{argv[0]}: {error.strerror}") from error
         self._channel.finish()
         self._locate()
+        self._watch = UsageWatch(self.spec.limits, self._work, self._init, self._server)
+        self._watching = asyncio.create_task(self._end_when_broken(self._watch))
 
     def _populate(self) -> None:
         image = self.spec.image
@@ -93,8 +101,10 @@ class ShellSandbox(Sandbox):
                 self._work.apply(self.spec.artifact, 2 * self.spec.limits.artifact_bytes)
                 sources = ()
             self._work.remember(sources)
+            if self._cgroup is not None:
+                self._cgroup.create(self.spec.limits)
         except OSError as error:
-            raise InfraError("sandbox_start", f"cannot prepare the work directory: {error}") from error
+            raise InfraError("sandbox_start", f"cannot prepare the sandbox's directories: {error}") from error
 
     def _locate(self) -> None:
         if not self.contained:
@@ -116,6 +126,8 @@ class ShellSandbox(Sandbox):
         refused = _refuse(command, limits.command_bytes)
         if refused is not None:
             return refused
+        if self._watch is not None:
+            self._watch.command_began()
         started = time.monotonic()
         deadline = started + (limits.command_timeout_s if timeout_s is None else timeout_s)
         waiting, output = self._channel.begin(command)
@@ -130,7 +142,7 @@ class ShellSandbox(Sandbox):
             flooded = True
             status = await self._cut_short()
         except Died as error:
-            raise await self._fail(_cause(error)) from error
+            raise await self._fail(self._dead or self._cause(error)) from error
         except PolicyError as error:
             raise await self._fail(error) from None
         except asyncio.CancelledError:
@@ -150,32 +162,20 @@ class ShellSandbox(Sandbox):
         )
 
     async def _wait(self, waiting: asyncio.Future[int], deadline: float) -> int | None:
-        """The status, or None at the deadline. Checks usage on the way. Raises Died, Flooded, PolicyError."""
-        while True:
-            now = time.monotonic()
-            if now >= self._next_check > 0:
-                await self._check_usage()
-            elif self._next_check == 0:
-                self._next_check = now + _TICK_S
-            done, _ = await asyncio.wait([waiting], timeout=max(0.0, min(_TICK_S, deadline - time.monotonic())))
-            if done:
-                return waiting.result()
-            if time.monotonic() >= deadline:
-                return None
+        """The status, or None at the deadline. Raises Died, Flooded."""
+        done, _ = await asyncio.wait([waiting], timeout=max(0.0, deadline - time.monotonic()))
+        return waiting.result() if done else None
 
-    async def _check_usage(self) -> None:
-        began = time.monotonic()
-        await asyncio.to_thread(self._work.check_usage, self.spec.limits)
-        pids = descendants(self._init)
-        if len(pids) > 2 * self.spec.limits.processes:
-            raise PolicyError("process_limit", f"{len(pids)} processes; allowed {self.spec.limits.processes}")
-        if resident_bytes(pids) > self.spec.limits.memory_bytes:
-            raise PolicyError(
-                "memory_limit", f"the sandbox holds more than {self.spec.limits.memory_bytes} bytes of memory"
-            )
-        # A large work directory must not cost more than a twentieth of a core.
-        now = time.monotonic()
-        self._next_check = now + max(_TICK_S, 20 * (now - began))
+    async def _end_when_broken(self, watch: UsageWatch) -> None:
+        error = await watch.broken()
+        if self._dead is None:
+            # A command in progress finds this as its cause.
+            self._dead = error
+            self._kill()
+
+    def end_after(self, seconds: float) -> None:
+        if self._watch is not None:
+            self._watch.end_after(seconds)
 
     async def _cut_short(self) -> int:
         """End the command in progress; its status. Raises PolicyError after having ended the sandbox."""
@@ -199,6 +199,17 @@ class ShellSandbox(Sandbox):
 
     def _kill_commands(self) -> None:
         kill_all([pid for pid in descendants(self._init) if pid != self._server])
+
+    def _cause(self, error: Died) -> HpcrlError:
+        """Who ended the sandbox. Nothing inside can signal the runtime process on the host, so its violent death came from outside."""
+        broken = self._cgroup.broken_limit() if self._cgroup is not None else None
+        if broken is not None:
+            return broken
+        if error.returncode < 0:
+            name = signal.Signals(-error.returncode).name
+            return InfraError("sandbox_killed", f"the container runtime was killed by {name}")
+        text = f"the command server ended with status {error.returncode}; {error.diagnostics}"
+        return PolicyError("sandbox_dead", text)
 
     async def _fail(self, error: HpcrlError) -> HpcrlError:
         self._dead = error
@@ -242,6 +253,8 @@ class ShellSandbox(Sandbox):
 
     async def _end(self) -> None:
         """Kill all processes and reap them. May be called again."""
+        if self._watching is not None:
+            self._watching.cancel()
         self._kill()
         try:
             async with asyncio.timeout(_REAP_S):
@@ -272,6 +285,8 @@ class ShellSandbox(Sandbox):
             self._dead = PolicyError("sandbox_dead", "the sandbox was stopped")
         await self._end()
         try:
+            if self._cgroup is not None:
+                await asyncio.to_thread(self._cgroup.remove)
             await asyncio.to_thread(self._work.remove)
         except OSError as error:
             # The pool's end, or the next sweep, tries again; the attempt's result does not depend on it.
@@ -287,11 +302,3 @@ def _refuse(command: str, max_bytes: int) -> CommandResult | None:
     else:
         return None
     return CommandResult(exit_code=126, output=text + "\n", timed_out=False, truncated=False, duration_s=0.0)
-
-
-def _cause(error: Died) -> HpcrlError:
-    """Who ended the sandbox. Nothing inside can signal the runtime process on the host, so its violent death came from outside."""
-    if error.returncode < 0:
-        name = signal.Signals(-error.returncode).name
-        return InfraError("sandbox_killed", f"the container runtime was killed by {name}")
-    return PolicyError("sandbox_dead", f"the command server ended with status {error.returncode}; {error.diagnostics}")
