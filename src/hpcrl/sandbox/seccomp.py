@@ -7,6 +7,9 @@ a process inside may not become a tracer that is asked.
 
     user namespaces                  a tmpfs of any size, IPC memory of its own, most of the kernel's recent holes
     memfd, System V IPC              memory that belongs to no process (small segments stay: PostgreSQL takes one of 56 bytes)
+    parents of one's choosing        processes that scoring would not see coming loose: CLONE_PARENT, and memory shared with a process that
+                                     goes on (threads and vfork stay)
+    pidfd_getfd, setns               what another process has open, or where it lives
     bpf, perf, io_uring, keys, …     attack surface
 """
 
@@ -24,6 +27,8 @@ _ARCHITECTURES = {
 }
 
 _CLONE_NEWUSER = 0x10000000
+_CLONE_PARENT = 0x8000
+_CLONE_VM, _CLONE_VFORK, _CLONE_THREAD = 0x100, 0x4000, 0x10000
 _PTRACE_SETOPTIONS, _PTRACE_SEIZE = 0x4200, 0x4206
 _PTRACE_O_TRACESECCOMP = 0x80
 _SEGMENT_BYTES = 4096
@@ -34,6 +39,7 @@ _REFUSED = (
     "memfd_secret",
     "msgget",
     "ipc",  # System V IPC of 32-bit programs
+    "pidfd_getfd",
     "setns",
     "bpf",
     "perf_event_open",
@@ -49,6 +55,8 @@ def profile(machine: str | None = None) -> str:
     """The profile as JSON, for ``machine`` as in ``uname -m`` (None: this one; an unknown one's filter is for its own ABI)."""
     rules = [
         _refuse("unshare", "clone", args=[_flag(0, _CLONE_NEWUSER)]),
+        _refuse("clone", args=[_flag(0, _CLONE_PARENT)]),
+        _refuse("clone", args=[_flag(0, _CLONE_VM, of=_CLONE_VM | _CLONE_VFORK | _CLONE_THREAD)]),
         {"names": ["clone3"], "action": "SCMP_ACT_TRACE"},
         *(
             _refuse("ptrace", args=[_compare(0, "EQ", request), _flag(3, _PTRACE_O_TRACESECCOMP)])
@@ -70,5 +78,6 @@ def _compare(index: int, how: str, value: int) -> dict[str, Any]:
     return {"index": index, "value": value, "op": f"SCMP_CMP_{how}"}
 
 
-def _flag(index: int, bit: int) -> dict[str, Any]:
-    return {"index": index, "value": bit, "valueTwo": bit, "op": "SCMP_CMP_MASKED_EQ"}
+def _flag(index: int, bit: int, of: int | None = None) -> dict[str, Any]:
+    """Of the bits ``of`` (None: of this one) exactly ``bit`` is set."""
+    return {"index": index, "value": bit if of is None else of, "valueTwo": bit, "op": "SCMP_CMP_MASKED_EQ"}
