@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 
-__all__ = ["children", "descendants", "kill_all", "memory_bytes", "reaped_faults"]
+__all__ = ["children", "descendants", "kill_all", "memory_bytes", "reaped_faults", "session"]
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _SHARED_WORTH_A_LOOK = 16 << 20
@@ -32,6 +32,18 @@ def descendants(pid: int, limit: int = 10_000) -> list[int]:
         current = queue.pop()
         found.append(current)
         queue += children(current)
+    return found
+
+
+def session(leader: int) -> list[int]:
+    """The processes of a session, also those that nobody's descendant list shows since their parents have ended."""
+    found = []
+    for name in os.listdir("/proc"):
+        try:
+            if name.isdigit() and os.getsid(int(name)) == leader:
+                found.append(int(name))
+        except OSError:
+            continue
     return found
 
 

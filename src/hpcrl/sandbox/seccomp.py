@@ -7,7 +7,7 @@ a process inside may not become a tracer that is asked.
 
     user namespaces                  a tmpfs of any size, IPC memory of its own, most of the kernel's recent holes
     memfd, System V IPC              memory that belongs to no process (small segments stay: PostgreSQL takes one of 56 bytes)
-    parents of one's choosing        processes that scoring would not see coming loose: CLONE_PARENT, and memory shared with a process that
+    parents of one's choosing        processes that scoring would not see coming loose: CLONE_PARENT, and memory shared with one that
                                      goes on (threads and vfork stay)
     pidfd_getfd, setns               what another process has open, or where it lives
     bpf, perf, io_uring, keys, …     attack surface

@@ -24,7 +24,7 @@ from hpcrl.errors import HpcrlError, InfraError, PolicyError
 from hpcrl.sandbox.base import CommandResult, Sandbox, SandboxSpec
 from hpcrl.sandbox.cgroup import SandboxCgroup, available
 from hpcrl.sandbox.channel import Channel, Died, Flooded
-from hpcrl.sandbox.procs import children, descendants, kill_all, reaped_faults
+from hpcrl.sandbox.procs import children, descendants, kill_all, reaped_faults, session
 from hpcrl.sandbox.server import prelude
 from hpcrl.sandbox.watch import UsageWatch
 from hpcrl.sandbox.workdir import WorkDir
@@ -272,7 +272,7 @@ class ShellSandbox(Sandbox):
             # Init rather than the runtime process: that one then reaps it and ends by itself. Without init, it is still starting.
             kill_all(children(pid) or [pid])
         else:
-            kill_all([*descendants(pid), pid])
+            kill_all([*descendants(pid), *session(pid)])
 
     async def stop(self) -> None:
         # Its own task, so that a cancelled caller cannot leave half of it undone.
