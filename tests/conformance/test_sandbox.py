@@ -448,7 +448,7 @@ def test_it_ends_after_its_time(world: World, command: str | None) -> None:
 
 def test_finish_leaves_the_files_at_rest(world: World) -> None:
     async def body(sandbox: Sandbox) -> None:
-        await sandbox.run("(while :; do date +%N > ticking; done) >/dev/null 2>&1 &")
+        await sandbox.run("(while :; do date +%N > ticking; done) >/dev/null 2>&1 & while [ ! -s ticking ]; do sleep 0.01; done")
         await sandbox.finish()
         await sandbox.finish()
         at_rest = await sandbox.read("ticking")

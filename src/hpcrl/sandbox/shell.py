@@ -131,16 +131,8 @@ class ShellSandbox(Sandbox):
         started = time.monotonic()
         deadline = started + (limits.command_timeout_s if timeout_s is None else timeout_s)
         waiting, output = self._channel.begin(command)
-        flooded = False
         try:
-            status = await self._wait(waiting, deadline)
-            timed_out = status is None
-            if status is None:
-                status = await self._cut_short()
-        except Flooded:
-            timed_out = False
-            flooded = True
-            status = await self._cut_short()
+            status, timed_out, flooded = await self._outcome(waiting, deadline)
         except Died as error:
             raise await self._fail(self._dead or self._cause(error)) from error
         except PolicyError as error:
@@ -151,6 +143,9 @@ class ShellSandbox(Sandbox):
             raise
         finally:
             self._channel.finish()
+        if self._dead is not None:
+            # Ended meanwhile: the server may have had the time to report its command's death.
+            raise await self._fail(self._dead)
         note = f"\n[killed: more than {limits.output_flood_bytes} bytes of output]" if flooded else ""
         return CommandResult(
             exit_code=status,
@@ -161,10 +156,15 @@ class ShellSandbox(Sandbox):
             flooded=flooded,
         )
 
-    async def _wait(self, waiting: asyncio.Future[int], deadline: float) -> int | None:
-        """The status, or None at the deadline. Raises Died, Flooded."""
-        done, _ = await asyncio.wait([waiting], timeout=max(0.0, deadline - time.monotonic()))
-        return waiting.result() if done else None
+    async def _outcome(self, waiting: asyncio.Future[int], deadline: float) -> tuple[int, bool, bool]:
+        """Status, whether the deadline cut it short, whether a flood of output did. Raises Died, PolicyError."""
+        try:
+            done, _ = await asyncio.wait([waiting], timeout=max(0.0, deadline - time.monotonic()))
+            if done:
+                return waiting.result(), False, False
+        except Flooded:
+            return await self._cut_short(), False, True
+        return await self._cut_short(), True, False
 
     async def _end_when_broken(self, watch: UsageWatch) -> None:
         error = await watch.broken()
