@@ -15,6 +15,8 @@ from hpcrl.sandbox.limits import Limits
     [
         "i=0; while :; do i=$((i+1)); : > f$i; done",
         "cd /dev/shm; i=0; while :; do i=$((i+1)); : > f$i; done",
+        "cd /tmp; i=0; while :; do i=$((i+1)); : > f$i; done",
+        "cd /var/tmp; i=0; while :; do i=$((i+1)); : > f$i; done",
         "i=0; while :; do i=$((i+1)); mkdir d$i; done",
         "i=0; while [ $i -lt 200 ]; do i=$((i+1)); mkdir d; cd d; done; sleep 60",
     ],

@@ -87,9 +87,9 @@ class Channel:
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *argv,
-                stdin=inner,
+                stdin=inner.fileno(),
                 stdout=output_write,
-                stderr=control_write,
+                stderr=control_write.fileno(),
                 env=dict(env),
                 cwd=cwd,
                 start_new_session=True,

@@ -88,7 +88,7 @@ class ShellSandbox(Sandbox):
             raise InfraError("sandbox_start", f"{argv[0]}: {error.strerror}") from error
         self._channel.finish()
         self._locate()
-        self._watch = UsageWatch(self.spec.limits, self._work, self._init, self._server)
+        self._watch = UsageWatch(self.spec.limits, self._work, self._init, self._server, self.contained)
         self._watching = asyncio.create_task(self._end_when_broken(self._watch))
 
     def _populate(self) -> None:

@@ -17,7 +17,7 @@ import time
 
 from hpcrl.errors import PolicyError
 from hpcrl.sandbox.limits import Limits
-from hpcrl.sandbox.procs import children, descendants, memory_bytes
+from hpcrl.sandbox.procs import children, descendants, files_in_memory, memory_bytes
 from hpcrl.sandbox.workdir import WorkDir
 
 __all__ = ["UsageWatch"]
@@ -30,12 +30,13 @@ _SHARE = 20
 
 
 class UsageWatch:
-    """``init`` and ``server``: the sandbox's first process and its command server, as the host numbers them."""
+    """``init`` and ``server``: the sandbox's first process and its command server, as the host numbers them. ``contained``: it has a
+    /tmp of its own."""
 
-    def __init__(self, limits: Limits, work: WorkDir, init: int, server: int) -> None:
+    def __init__(self, limits: Limits, work: WorkDir, init: int, server: int, contained: bool) -> None:
         self._limits = limits
         self._work = work
-        self._init, self._server = init, server
+        self._init, self._server, self._contained = init, server, contained
         self._ran = False
         self._over_at = math.inf
         self._sooner = asyncio.Event()
@@ -87,3 +88,5 @@ class UsageWatch:
             raise PolicyError("process_limit", f"{len(pids)} processes; allowed {limits.processes}")
         if memory_bytes(pids) > limits.memory_bytes:
             raise PolicyError("memory_limit", f"the sandbox holds more than {limits.memory_bytes} bytes of memory")
+        if self._contained and files_in_memory(self._init) > limits.disk_entries:
+            raise PolicyError("disk_limit", f"/tmp and the writable layer hold more than {limits.disk_entries} files")
