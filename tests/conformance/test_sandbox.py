@@ -161,9 +161,12 @@ def test_processes_that_came_loose_are_known(world: World) -> None:
         assert await sandbox.detached()
 
     world.run(orderly)
+    world.run(orderly, keep_dead=True)
     if world.backend == "apptainer":  # elsewhere an orphan is adopted by a process that is not the sandbox's
         world.run(running)
         world.run(gone)
+        world.run(running, keep_dead=True)
+        world.run(gone, keep_dead=True)
 
 
 def test_kill_zero_reaches_only_the_command(world: World) -> None:
@@ -448,7 +451,9 @@ def test_it_ends_after_its_time(world: World, command: str | None) -> None:
 
 def test_finish_leaves_the_files_at_rest(world: World) -> None:
     async def body(sandbox: Sandbox) -> None:
-        await sandbox.run("(while :; do date +%N > ticking; done) >/dev/null 2>&1 & while [ ! -s ticking ]; do sleep 0.01; done")
+        await sandbox.run(
+            "(while :; do date +%N > ticking; done) >/dev/null 2>&1 & while [ ! -s ticking ]; do sleep 0.01; done"
+        )
         await sandbox.finish()
         await sandbox.finish()
         at_rest = await sandbox.read("ticking")

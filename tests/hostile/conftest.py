@@ -65,7 +65,17 @@ class Attack:
         (self.task / "instruction.md").write_text("Make sol.py print twice its argument.\n")
         (self.task / "task.toml").write_text('version = "1.0"\n[verifier]\ntimeout_sec = 30\n')
 
-    def score(self, sol: str | None = None, command: str = "true", **files: str) -> Score:
+    def built(self, source: str) -> bytes:
+        """A C program that needs no library of the image's."""
+        (self.base / "program.c").write_text(source)
+        argv = ["cc", "-static", "-w", "-o", str(self.base / "program"), str(self.base / "program.c")]
+        try:
+            subprocess.run(argv, capture_output=True, check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"no static C program can be built here: {error}")
+        return (self.base / "program").read_bytes()
+
+    def score(self, sol: str | None = None, command: str = "true", **files: str | bytes) -> Score:
         """``files``: name (``__`` for a dot) → content, besides ``sol``; then ``command`` runs."""
         return asyncio.run(self._score(sol, command, files))
 
@@ -90,14 +100,16 @@ class Attack:
         got: dict[str, Any] = json.loads(done.stdout)
         return got
 
-    async def _score(self, sol: str | None, command: str, files: dict[str, str]) -> Score:
+    async def _score(self, sol: str | None, command: str, files: dict[str, str | bytes]) -> Score:
         task, limits = load_private(self.task), Limits(command_timeout_s=20)
         async with SandboxPool(backend="apptainer", start_concurrency=2, scratch=self.base / "scratch") as pool:
             async with pool.sandbox(sandbox_spec(task.public, self.image, limits)) as sandbox:
                 if sol is not None:
                     await sandbox.write("sol.py", sol.encode())
                 for name, content in files.items():
-                    await sandbox.write(name.replace("__", "."), content.encode())
+                    await sandbox.write(
+                        name.replace("__", "."), content if isinstance(content, bytes) else content.encode()
+                    )
                 await sandbox.run(command)
                 artifact = await sandbox.artifact()
             return await score(task, artifact, self.image, limits, pool)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from hpcrl.errors import PolicyError
 from hpcrl.sandbox.limits import Limits
@@ -60,32 +56,19 @@ int main(void) {
 """
 
 
-def built(source: str, folder: Path) -> bytes:
-    """A program that needs no library of the image's."""
-    (folder / "program.c").write_text(source)
-    done = subprocess.run(
-        ["cc", "-static", "-w", "-o", str(folder / "program"), str(folder / "program.c")],
-        capture_output=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        pytest.skip(f"no static C program can be built here: {done.stderr.decode()[-200:]}")
-    return (folder / "program").read_bytes()
-
-
-def test_shared_memory_is_counted(attack: Any, tmp_path: Path) -> None:
-    got = attack.run("./program", 20, Limits(memory_bytes=128 << 20), program=built(SHARED, tmp_path))
+def test_shared_memory_is_counted(attack: Any) -> None:
+    got = attack.run("./program", 20, Limits(memory_bytes=128 << 20), program=attack.built(SHARED))
     assert isinstance(got, PolicyError) and got.reason == "memory_limit"
 
 
-def test_shared_memory_of_many_is_counted_once(attack: Any, tmp_path: Path) -> None:
+def test_shared_memory_of_many_is_counted_once(attack: Any) -> None:
     source = SHARED.replace("sleep(60);", "fork(); fork(); sleep(3);")
-    got = attack.run("./program", 20, Limits(memory_bytes=400 << 20), program=built(source, tmp_path))
+    got = attack.run("./program", 20, Limits(memory_bytes=400 << 20), program=attack.built(source))
     assert got.exit_code == 0
 
 
-def test_memory_outside_of_processes_is_refused(attack: Any, tmp_path: Path) -> None:
-    got = attack.run("./program", 20, program=built(OTHERS, tmp_path))
+def test_memory_outside_of_processes_is_refused(attack: Any) -> None:
+    got = attack.run("./program", 20, program=attack.built(OTHERS))
     said = dict(line.split(": ", 1) for line in got.output.splitlines())
     refused = "Operation not permitted"
     names = ("clone", "unshare", "parent", "same memory", "memfd", "segment", "semaphores", "queue", "tracer")

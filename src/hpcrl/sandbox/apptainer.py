@@ -24,7 +24,7 @@ from typing import NamedTuple
 from hpcrl.errors import EnvironmentFault, InfraError, UserError
 from hpcrl.sandbox.base import SandboxSpec
 from hpcrl.sandbox.seccomp import profile
-from hpcrl.sandbox.server import ENTRY
+from hpcrl.sandbox.server import ENTRY, ENTRY_BELOW_INIT
 from hpcrl.sandbox.shell import ShellSandbox
 
 __all__ = ["FLAGS", "ApptainerSandbox", "Bind", "exec_argv", "find_apptainer", "sandbox_owner"]
@@ -71,9 +71,15 @@ def sandbox_owner() -> int | None:
 
 
 def exec_argv(
-    apptainer: str, image: Path, binds: Sequence[Bind], workdir: str, owner: int | None, seccomp: Path
+    apptainer: str,
+    image: Path,
+    binds: Sequence[Bind],
+    workdir: str,
+    owner: int | None,
+    seccomp: Path,
+    keep_dead: bool = False,
 ) -> list[str]:
-    """The command line. Raises UserError for a path that Apptainer's bind syntax cannot express."""
+    """The command line; ``keep_dead``: see SandboxSpec. Raises UserError for a path that Apptainer's bind syntax cannot express."""
     argv = [apptainer, "--silent", "--nocolor", "exec", *FLAGS, f"--pwd={workdir}", f"--security=seccomp:{seccomp}"]
     for bind in binds:
         for path in (str(bind.source), bind.target):
@@ -82,7 +88,9 @@ def exec_argv(
                     f"{path!r} cannot be mounted: it must be absolute, without comma, colon, quote or backslash"
                 )
         argv.append(f"--bind={bind.source}:{bind.target}:{'rw' if bind.writable else 'ro'}")
-    argv += [str(image), *ENTRY]
+    if keep_dead:
+        argv.append("--no-init")
+    argv += [str(image), *(ENTRY_BELOW_INIT if keep_dead else ENTRY)]
     if owner is not None:
         argv = ["setpriv", f"--reuid={owner}", f"--regid={owner}", "--clear-groups", "--", *argv]
     return argv
@@ -107,11 +115,14 @@ class ApptainerSandbox(ShellSandbox):
             raise InfraError("sandbox_start", f"cannot write {self._seccomp}: {error.strerror}") from error
 
     def _argv(self) -> list[str]:
-        if self.spec.image is None:
+        spec = self.spec
+        if spec.image is None:
             raise UserError("the apptainer backend needs an image")
-        binds = [Bind(self._work.work, self.spec.workdir, True), Bind(self._work.shm, "/dev/shm", True)]
-        binds += [Bind(self._work.mount(i), mount.target, mount.writable) for i, mount in enumerate(self.spec.mounts)]
-        return exec_argv(self._apptainer, self.spec.image, binds, self.spec.workdir, self._owner, self._seccomp)
+        binds = [Bind(self._work.work, spec.workdir, True), Bind(self._work.shm, "/dev/shm", True)]
+        binds += [Bind(self._work.mount(i), mount.target, mount.writable) for i, mount in enumerate(spec.mounts)]
+        return exec_argv(
+            self._apptainer, spec.image, binds, spec.workdir, self._owner, self._seccomp, keep_dead=spec.keep_dead
+        )
 
     def _environment(self) -> Mapping[str, str]:
         # HOME must not exist: no configuration of the user takes part.

@@ -71,6 +71,7 @@ async def score(
     spec = replace(
         sandbox_spec(task.public, image, limits),
         artifact=artifact,
+        keep_dead=True,
         env={**task.public.env, **task.env},
         mounts=(Mount(target=TESTS, source=task.tests), Mount(target=LOGS, writable=True)),
     )
