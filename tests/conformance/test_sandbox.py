@@ -161,12 +161,12 @@ def test_processes_that_came_loose_are_known(world: World) -> None:
         assert await sandbox.detached()
 
     world.run(orderly)
-    world.run(orderly, keep_dead=True)
+    world.run(orderly, guarded=True)
     if world.backend == "apptainer":  # elsewhere an orphan is adopted by a process that is not the sandbox's
         world.run(running)
         world.run(gone)
-        world.run(running, keep_dead=True)
-        world.run(gone, keep_dead=True)
+        world.run(running, guarded=True)
+        world.run(gone, guarded=True)
 
 
 def test_kill_zero_reaches_only_the_command(world: World) -> None:

@@ -4,7 +4,8 @@ An unpacked directory starts in half the time of a .sif and needs no FUSE. What 
 
     own user, PID, IPC, UTS, mount and network namespaces; the network has no interface but its own loopback
     no host environment, home, /sys, /etc/hosts or devices; a private /tmp (64 MiB in memory, `sessiondir max size`)
-    no capabilities, no new privileges, no system calls of seccomp.py; the image read-only below a small writable layer
+    no capabilities, no new privileges, no system calls of seccomp.py; the image
+    read-only below a small writable layer (none where tests are guarded)
     the attempt's host directory at the work directory
 
 Run by root, Apptainer is started as `nobody`: a container's root would be the host's root without capabilities, and that may
@@ -29,6 +30,8 @@ from hpcrl.sandbox.shell import ShellSandbox
 
 __all__ = ["FLAGS", "ApptainerSandbox", "Bind", "exec_argv", "find_apptainer", "sandbox_owner"]
 
+_WRITABLE = "--writable-tmpfs"
+
 FLAGS = (
     "--userns",
     "--containall",
@@ -38,7 +41,7 @@ FLAGS = (
     "--no-eval",
     "--net",
     "--network=none",
-    "--writable-tmpfs",
+    _WRITABLE,
     "--hostname=sandbox",
     "--no-mount=sys,bind-paths",
 )
@@ -77,10 +80,11 @@ def exec_argv(
     workdir: str,
     owner: int | None,
     seccomp: Path,
-    keep_dead: bool = False,
+    guarded: bool = False,
 ) -> list[str]:
-    """The command line; ``keep_dead``: see SandboxSpec. Raises UserError for a path that Apptainer's bind syntax cannot express."""
-    argv = [apptainer, "--silent", "--nocolor", "exec", *FLAGS, f"--pwd={workdir}", f"--security=seccomp:{seccomp}"]
+    """The command line; ``guarded``: see SandboxSpec. Raises UserError for a path that Apptainer's bind syntax cannot express."""
+    flags = [flag for flag in FLAGS if flag != _WRITABLE] + ["--no-init"] if guarded else FLAGS
+    argv = [apptainer, "--silent", "--nocolor", "exec", *flags, f"--pwd={workdir}", f"--security=seccomp:{seccomp}"]
     for bind in binds:
         for path in (str(bind.source), bind.target):
             if not _PLAIN_PATH.fullmatch(path):
@@ -88,9 +92,7 @@ def exec_argv(
                     f"{path!r} cannot be mounted: it must be absolute, without comma, colon, quote or backslash"
                 )
         argv.append(f"--bind={bind.source}:{bind.target}:{'rw' if bind.writable else 'ro'}")
-    if keep_dead:
-        argv.append("--no-init")
-    argv += [str(image), *(ENTRY_BELOW_INIT if keep_dead else ENTRY)]
+    argv += [str(image), *(ENTRY_BELOW_INIT if guarded else ENTRY)]
     if owner is not None:
         argv = ["setpriv", f"--reuid={owner}", f"--regid={owner}", "--clear-groups", "--", *argv]
     return argv
@@ -121,7 +123,7 @@ class ApptainerSandbox(ShellSandbox):
         binds = [Bind(self._work.work, spec.workdir, True), Bind(self._work.shm, "/dev/shm", True)]
         binds += [Bind(self._work.mount(i), mount.target, mount.writable) for i, mount in enumerate(spec.mounts)]
         return exec_argv(
-            self._apptainer, spec.image, binds, spec.workdir, self._owner, self._seccomp, keep_dead=spec.keep_dead
+            self._apptainer, spec.image, binds, spec.workdir, self._owner, self._seccomp, guarded=spec.guarded
         )
 
     def _environment(self) -> Mapping[str, str]:

@@ -74,9 +74,9 @@ class SandboxSpec:
     artifact: bytes | None = None
     env: dict[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
-    keep_dead: bool = False
-    """Processes that came loose stay, dead, for ``Sandbox.detached`` to see; each counts as one of the sandbox's processes. Without it
-    one that has ended is known by its page faults alone, and there may have been none."""
+    guarded: bool = False
+    """For tests that run untrusted code beside them. The image is read-only, for its owner too: the tests' programs stay what they are.
+    Processes that came loose stay, dead, for ``Sandbox.detached`` to see; each counts as one of the sandbox's processes."""
 
 
 class Sandbox(ABC):

@@ -6,7 +6,7 @@ import pytest
 
 from hpcrl.errors import EnvironmentFault, UserError
 from hpcrl.sandbox.apptainer import FLAGS, Bind, exec_argv, find_apptainer
-from hpcrl.sandbox.server import ENTRY
+from hpcrl.sandbox.server import ENTRY, ENTRY_BELOW_INIT
 
 HARDENING = {
     "--userns",
@@ -33,6 +33,12 @@ def test_argv() -> None:
         "/image",
         *ENTRY,
     ]
+
+
+def test_a_guarded_image_is_read_only_and_its_init_buries_nothing() -> None:
+    argv = exec_argv("apptainer", Path("/image"), [], "/work", None, Path("/scratch/a/f"), guarded=True)
+    assert "--writable-tmpfs" in FLAGS and "--writable-tmpfs" not in argv and "--no-init" in argv
+    assert set(argv) >= HARDENING and tuple(argv[-len(ENTRY_BELOW_INIT) :]) == ENTRY_BELOW_INIT
 
 
 def test_root_becomes_somebody_else_first() -> None:
