@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcrl.errors import InfraError, PolicyError
+from hpcrl.errors import DataError, InfraError, PolicyError, UserError
 from hpcrl.sandbox.base import Mount, Sandbox, SandboxSpec
 from hpcrl.sandbox.images import resolve
 from hpcrl.sandbox.limits import Limits
@@ -161,9 +161,12 @@ def test_processes_that_came_loose_are_known(world: World) -> None:
         assert await sandbox.detached()
 
     world.run(orderly)
+    world.run(orderly, guarded=True)
     if world.backend == "apptainer":  # elsewhere an orphan is adopted by a process that is not the sandbox's
         world.run(running)
         world.run(gone)
+        world.run(running, guarded=True)
+        world.run(gone, guarded=True)
 
 
 def test_kill_zero_reaches_only_the_command(world: World) -> None:
@@ -337,3 +340,147 @@ def test_many_starts_leave_nothing(world: World) -> None:
 
     asyncio.run(main())
     assert len(os.listdir("/proc/self/fd")) <= before + 1
+
+
+def test_start_is_refused_for_what_cannot_be(world: World) -> None:
+    async def never(_: Sandbox) -> None:
+        raise AssertionError("started")
+
+    with pytest.raises(UserError, match="not a valid environment variable"):
+        world.run(never, env={"A-B": "x"})
+    with pytest.raises(InfraError) as caught:
+        world.run(never, limits=Limits(start_timeout_s=1e-4))
+    assert caught.value.reason == "sandbox_start"
+    with pytest.raises(DataError):
+        world.run(never, artifact=b"not an archive")
+
+
+def test_files_come_in_order(world: World) -> None:
+    later = world.files.parent / "later"
+    later.mkdir()
+    (later / "a.txt").write_text("from later\n")
+
+    async def body(sandbox: Sandbox) -> None:
+        assert (await sandbox.run("cat a.txt sub/b.txt; pwd; test -w . && echo writable")).output.splitlines()[:2] == [
+            "from later",
+            "beta",
+        ]
+        assert (await sandbox.read("a.txt")) == b"from later\n"
+
+    world.run(body, files=(world.files, later))
+
+
+def test_the_default_deadline_is_the_limits(world: World) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        result = await sandbox.run("sleep 30")
+        assert result.timed_out and 0.3 <= result.duration_s < 5
+
+    world.run(body, limits=Limits(command_timeout_s=0.3))
+
+
+def test_output_of_the_background_comes_with_a_later_command(world: World) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        assert (await sandbox.run("(while [ ! -e go ]; do sleep 0.01; done; echo late; : > said) &")).output == ""
+        assert "late\n" in (await sandbox.run(": > go; while [ ! -e said ]; do sleep 0.01; done")).output
+
+    world.run(body)
+
+
+def test_reading_is_bounded(world: World) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        await sandbox.run("head -c 3000000 /dev/zero > big; mkdir -p d; chmod 000 d")
+        assert len(await sandbox.read("big")) == 1 << 20
+        assert len(await sandbox.read("big", max_bytes=2_500_000)) == 2_500_000
+        with pytest.raises((OSError, ValueError)):
+            await sandbox.read("sub")
+
+    world.run(body)
+
+
+def test_writing_replaces(world: World) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        await sandbox.run("ln a.txt hard; chmod 400 a.txt; mkdir taken")
+        await sandbox.write("a.txt", b"new\n")
+        assert (await sandbox.run("cat a.txt hard; echo more >> a.txt; cat a.txt")).output == "new\nalpha\nnew\nmore\n"
+        with pytest.raises(OSError):
+            await sandbox.write("taken", b"x")
+        with pytest.raises(ValueError):
+            await sandbox.write("/etc/x", b"x")
+
+    world.run(body)
+
+
+def test_memory_and_open_files_of_a_process(world: World) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        hog = await sandbox.run("python3 -c 'bytearray(300 << 20)'", 20)
+        assert hog.exit_code == 1 and "MemoryError" in hog.output
+        assert (await sandbox.run("ulimit -n; ulimit -c")).output == "99\n0\n"
+
+    world.run(body, limits=Limits(memory_bytes=100 << 20, open_files=99))
+
+
+def test_limits_hold_between_commands(world: World) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        await sandbox.run("head -c 9000000 /dev/zero > big")
+        await asyncio.sleep(2.0)
+        with pytest.raises(PolicyError) as caught:
+            await sandbox.run("true")
+        assert caught.value.reason == "disk_limit"
+        assert b"big" in await sandbox.artifact()
+
+    world.run(body, limits=Limits(disk_bytes=8 << 20))
+
+
+@pytest.mark.parametrize("command", [None, "sleep 60"])
+def test_it_ends_after_its_time(world: World, command: str | None) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        await sandbox.run("echo kept > kept.txt")
+        sandbox.end_after(60.0)
+        sandbox.end_after(0.3)
+        began = time.monotonic()
+        if command is None:
+            await asyncio.sleep(0.6)
+        with pytest.raises(PolicyError) as caught:
+            await sandbox.run(command or "true", 50)
+        assert caught.value.reason == "attempt_timeout" and time.monotonic() - began < 5
+        assert await sandbox.detached()
+        assert b"kept\n" in await sandbox.artifact()
+
+    world.run(body)
+
+
+def test_finish_leaves_the_files_at_rest(world: World) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        await sandbox.run(
+            "(while :; do date +%N > ticking; done) >/dev/null 2>&1 & while [ ! -s ticking ]; do sleep 0.01; done"
+        )
+        await sandbox.finish()
+        await sandbox.finish()
+        at_rest = await sandbox.read("ticking")
+        await asyncio.sleep(0.1)
+        assert await sandbox.read("ticking") == at_rest
+        with pytest.raises(PolicyError) as caught:
+            await sandbox.run("true")
+        assert caught.value.reason == "sandbox_dead"
+
+    world.run(body)
+
+
+def test_stop_at_any_time(world: World) -> None:
+    async def main() -> None:
+        async with SandboxPool(backend=world.backend, start_concurrency=1, scratch=world.scratch) as pool:
+            await pool.create(world.spec()).stop()  # never started
+            sandbox = pool.create(world.spec())
+            await sandbox.start()
+            task = asyncio.create_task(sandbox.run("sleep 60"))
+            await asyncio.sleep(0.1)
+            await asyncio.gather(sandbox.stop(), sandbox.stop())
+            with pytest.raises((PolicyError, InfraError)):
+                await task
+            with pytest.raises(PolicyError):
+                await sandbox.run("true")
+            await sandbox.stop()
+            worker = next(path for path in world.scratch.iterdir())
+            assert [path.name for path in worker.iterdir() if path.is_dir()] == []
+
+    asyncio.run(main())

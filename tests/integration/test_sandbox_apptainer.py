@@ -87,6 +87,22 @@ def test_isolation(image: Image, scratch: Path) -> None:
     inside(scratch, image, body)
 
 
+def test_a_guarded_image_is_read_only(image: Image, scratch: Path) -> None:
+    """Whoever owns the image: an ordinary user owns what was unpacked for it, and so do the sandbox's processes."""
+
+    async def main() -> None:
+        spec = SandboxSpec(image=image.path, guarded=True)
+        async with (
+            SandboxPool(backend="apptainer", start_concurrency=1, scratch=scratch) as pool,
+            pool.sandbox(spec) as box,
+        ):
+            for place in ("/etc/ld.so.preload", "/usr/bin/planted", "/usr/local/bin/python3"):
+                assert "Read-only file system" in (await box.run(f"echo x > {place}")).output
+            assert (await box.run("echo x | tee /tmp/x /var/tmp/x /dev/shm/x ./x")).exit_code == 0
+
+    asyncio.run(main())
+
+
 def test_fork_bomb_stays_inside(image: Image, scratch: Path) -> None:
     async def body(sandbox: Sandbox) -> None:
         began = time.monotonic()

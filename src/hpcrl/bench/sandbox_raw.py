@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hpcrl.errors import RunError
 from hpcrl.sandbox.apptainer import Bind, exec_argv, find_apptainer, sandbox_owner
+from hpcrl.sandbox.seccomp import profile
 from hpcrl.sandbox.server import ENTRY
 
 __all__ = ["BARE", "Raw"]
@@ -44,9 +45,13 @@ class Raw:
             self._binds.append(Bind(folder / name, target, True))
         self._binds.append(Bind(tests, "/tests", False))
         self._image = image
+        self._seccomp = folder / "seccomp.json"
+        self._seccomp.write_text(profile())
+        self._seccomp.chmod(0o644)
 
     def _spawn(self, *command: str) -> subprocess.Popen[bytes]:
-        argv = exec_argv(find_apptainer(), self._image, self._binds, "/work", self._owner)[: -len(ENTRY)]
+        argv = exec_argv(find_apptainer(), self._image, self._binds, "/work", self._owner, self._seccomp)
+        argv = argv[: -len(ENTRY)]
         env = {"PATH": os.environ.get("PATH", os.defpath), "HOME": "/nonexistent"}
         return subprocess.Popen(
             [*argv, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, cwd="/", start_new_session=True

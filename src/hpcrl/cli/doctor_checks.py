@@ -207,13 +207,17 @@ def user_namespaces() -> str:
 
 def sandboxes() -> str:
     from hpcrl.config.sections import SandboxSection
-    from hpcrl.sandbox.check import preflight, unenforced
+    from hpcrl.sandbox.check import preflight
     from hpcrl.sandbox.images import resolve
 
     if shutil.which("apptainer") is None:
         raise Fault("apptainer is not on PATH", "load its module, or have it installed", "user")
-    asyncio.run(preflight(resolve(SandboxSection().image)))
-    return "; ".join([_ask("apptainer", "--version").stdout.strip(), *unenforced()])
+    found = asyncio.run(preflight(resolve(SandboxSection().image)))
+    said = [_ask("apptainer", "--version").stdout.strip(), *(gap.what for gap in found if gap.late)]
+    absent = [f"{gap.what} (remedy: {gap.remedy})" for gap in found if not gap.late]
+    if absent:
+        said.append(f"a run with limits.strict is refused here: {'; '.join(absent)}")
+    return "; ".join(said)
 
 
 def vllm() -> str:

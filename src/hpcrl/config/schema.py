@@ -14,6 +14,7 @@ from hpcrl.config.sections import (
     EvalSection,
     HarnessSection,
     InferenceSection,
+    LimitsSection,
     LoraSection,
     ModelSection,
     RolloutSection,
@@ -51,6 +52,7 @@ class RunConfig(Section):
     worker: WorkerSection = WorkerSection()
     harness: HarnessSection = HarnessSection()
     sandbox: SandboxSection = SandboxSection()
+    limits: LimitsSection = LimitsSection()
     scoring: ScoringSection = ScoringSection()
     coordinator: CoordinatorSection = CoordinatorSection()
     slurm: SlurmSection = SlurmSection()

@@ -31,6 +31,7 @@ __all__ = [
     "EvalSection",
     "HarnessSection",
     "InferenceSection",
+    "LimitsSection",
     "LoraSection",
     "Message",
     "ModelSection",
@@ -320,6 +321,12 @@ class SandboxSection(Section):
     """Largest file and work directory growth."""
     processes: Positive = 64
     open_files: Positive = 256
+
+
+class LimitsSection(Section):
+    strict: bool = False
+    """Refuse to start where a limit of a sandbox is not enforced (`hpcrl doctor` names what is not, and the remedy). A limit that is
+    kept about a second late, as that of disk space, is no reason."""
 
 
 class ScoringSection(Section):

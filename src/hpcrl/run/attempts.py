@@ -37,6 +37,8 @@ from hpcrl.scoring.artifacts import store_artifact
 __all__ = ["AttemptRunner", "Ended", "attempt_values", "fetch_record"]
 
 _RECORD_TIMEOUT_S = 30.0
+_SPARE_S = 5.0
+"""The harness ends an attempt at its deadline and says whose fault that is; only what the harness cannot end dies by the sandbox's."""
 
 
 @dataclass(slots=True)
@@ -113,6 +115,7 @@ class AttemptRunner:
         phase("sandbox start")
         async with self._pool.sandbox(spec, lease.attempt_id) as sandbox:
             timings["sandbox_start"] = time.monotonic() - started
+            sandbox.end_after(max(0.0, lease.deadline_at - time.time()) + _SPARE_S)
             outcome = await self._harness(lease, task, sandbox, phase)
             timings["model"], timings["commands"] = outcome.model_s, outcome.command_s
             phase("record")

@@ -34,7 +34,9 @@ async def check_task_images(config: RunConfig, images: Images) -> None:
 
 async def _check(config: RunConfig) -> None:
     images = Images(config)
-    await preflight(await images.of(None), config.sandbox.backend, limits=limits_of(config))
+    await preflight(
+        await images.of(None), config.sandbox.backend, limits=limits_of(config), strict=config.limits.strict
+    )
     await check_task_images(config, images)
 
 

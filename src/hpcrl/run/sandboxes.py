@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import socket
 import tempfile
@@ -22,6 +23,8 @@ from hpcrl.sandbox.sweep import default_base
 from hpcrl.sandbox.tasks import Task
 
 __all__ = ["Images", "empty_artifact", "limits_of", "node_arguments", "open_pool", "process_name", "unusable"]
+
+log = logging.getLogger(__name__)
 
 _MIB = 1024 * 1024
 
@@ -87,7 +90,9 @@ async def open_pool(config: RunConfig, images: Images) -> AsyncIterator[SandboxP
     async with SandboxPool(
         backend=sandbox.backend, start_concurrency=sandbox.start_concurrency, warm=sandbox.warm
     ) as pool:
-        await preflight(image, config.sandbox.backend, default_base(), limits_of(config))
+        found = await preflight(image, config.sandbox.backend, default_base(), limits_of(config), config.limits.strict)
+        for gap in found:
+            log.warning("not enforced on this node: %s", gap.what)
         yield pool
 
 

@@ -4,7 +4,8 @@ An unpacked directory starts in half the time of a .sif and needs no FUSE. What 
 
     own user, PID, IPC, UTS, mount and network namespaces; the network has no interface but its own loopback
     no host environment, home, /sys, /etc/hosts or devices; a private /tmp (64 MiB in memory, `sessiondir max size`)
-    no capabilities, no new privileges; the image read-only below a small writable layer
+    no capabilities, no new privileges, no system calls of seccomp.py; the image
+    read-only below a small writable layer (none where tests are guarded)
     the attempt's host directory at the work directory
 
 Run by root, Apptainer is started as `nobody`: a container's root would be the host's root without capabilities, and that may
@@ -23,10 +24,13 @@ from typing import NamedTuple
 
 from hpcrl.errors import EnvironmentFault, UserError
 from hpcrl.sandbox.base import SandboxSpec
-from hpcrl.sandbox.server import ENTRY
+from hpcrl.sandbox.seccomp import profile
+from hpcrl.sandbox.server import ENTRY, ENTRY_BELOW_INIT
 from hpcrl.sandbox.shell import ShellSandbox
 
 __all__ = ["FLAGS", "ApptainerSandbox", "Bind", "exec_argv", "find_apptainer", "sandbox_owner"]
+
+_WRITABLE = "--writable-tmpfs"
 
 FLAGS = (
     "--userns",
@@ -37,7 +41,7 @@ FLAGS = (
     "--no-eval",
     "--net",
     "--network=none",
-    "--writable-tmpfs",
+    _WRITABLE,
     "--hostname=sandbox",
     "--no-mount=sys,bind-paths",
 )
@@ -69,9 +73,18 @@ def sandbox_owner() -> int | None:
     return pwd.getpwnam("nobody").pw_uid if os.geteuid() == 0 else None
 
 
-def exec_argv(apptainer: str, image: Path, binds: Sequence[Bind], workdir: str, owner: int | None) -> list[str]:
-    """The command line. Raises UserError for a path that Apptainer's bind syntax cannot express."""
-    argv = [apptainer, "--silent", "--nocolor", "exec", *FLAGS, f"--pwd={workdir}"]
+def exec_argv(
+    apptainer: str,
+    image: Path,
+    binds: Sequence[Bind],
+    workdir: str,
+    owner: int | None,
+    seccomp: Path,
+    guarded: bool = False,
+) -> list[str]:
+    """The command line; ``guarded``: see SandboxSpec. Raises UserError for a path that Apptainer's bind syntax cannot express."""
+    flags = [flag for flag in FLAGS if flag != _WRITABLE] + ["--no-init"] if guarded else FLAGS
+    argv = [apptainer, "--silent", "--nocolor", "exec", *flags, f"--pwd={workdir}", f"--security=seccomp:{seccomp}"]
     for bind in binds:
         for path in (str(bind.source), bind.target):
             if not _PLAIN_PATH.fullmatch(path):
@@ -79,7 +92,7 @@ def exec_argv(apptainer: str, image: Path, binds: Sequence[Bind], workdir: str, 
                     f"{path!r} cannot be mounted: it must be absolute, without comma, colon, quote or backslash"
                 )
         argv.append(f"--bind={bind.source}:{bind.target}:{'rw' if bind.writable else 'ro'}")
-    argv += [str(image), *ENTRY]
+    argv += [str(image), *(ENTRY_BELOW_INIT if guarded else ENTRY)]
     if owner is not None:
         argv = ["setpriv", f"--reuid={owner}", f"--regid={owner}", "--clear-groups", "--", *argv]
     return argv
@@ -92,13 +105,23 @@ class ApptainerSandbox(ShellSandbox):
         super().__init__(spec, attempt, owner)
         self._apptainer = apptainer
         self._owner = owner
+        # In the attempt's own directory: the package may lie where user nobody cannot read.
+        self._seccomp = attempt / "seccomp.json"
+
+    def _prepare(self, spec: SandboxSpec) -> None:
+        super()._prepare(spec)
+        self._seccomp.write_text(profile())
+        self._seccomp.chmod(0o644)
 
     def _argv(self) -> list[str]:
-        if self.spec.image is None:
+        spec = self.spec
+        if spec.image is None:
             raise UserError("the apptainer backend needs an image")
-        binds = [Bind(self._work.work, self.spec.workdir, True), Bind(self._work.shm, "/dev/shm", True)]
-        binds += [Bind(self._work.mount(i), mount.target, mount.writable) for i, mount in enumerate(self.spec.mounts)]
-        return exec_argv(self._apptainer, self.spec.image, binds, self.spec.workdir, self._owner)
+        binds = [Bind(self._work.work, spec.workdir, True), Bind(self._work.shm, "/dev/shm", True)]
+        binds += [Bind(self._work.mount(i), mount.target, mount.writable) for i, mount in enumerate(spec.mounts)]
+        return exec_argv(
+            self._apptainer, spec.image, binds, spec.workdir, self._owner, self._seccomp, guarded=spec.guarded
+        )
 
     def _environment(self) -> Mapping[str, str]:
         # HOME must not exist: no configuration of the user takes part.

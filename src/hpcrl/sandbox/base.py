@@ -10,6 +10,7 @@ Failures are typed here, once, at the boundary:
     InfraError("sandbox_killed")     something outside killed it (out-of-memory killer, administrator)
     PolicyError("sandbox_dead")      the agent killed its own sandbox or broke its command server
     PolicyError("command_timeout")   a command could be ended only by ending the sandbox
+    PolicyError("attempt_timeout")   the time given by ``end_after`` is over
     PolicyError("disk_limit" | "memory_limit" | "process_limit" | "artifact_limit")
 
 A command that merely overruns its time is killed alone and reported as ``timed_out``; the sandbox goes on. After any of the errors
@@ -73,6 +74,9 @@ class SandboxSpec:
     artifact: bytes | None = None
     env: dict[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
+    guarded: bool = False
+    """For tests that run untrusted code beside them. The image is read-only, for its owner too: the tests' programs stay what they are.
+    Processes that came loose stay, dead, for ``Sandbox.detached`` to see; each counts as one of the sandbox's processes."""
 
 
 class Sandbox(ABC):
@@ -116,6 +120,10 @@ class Sandbox(ABC):
         though it may have ended since, or that runs now. After a command, False means that nothing wrote after it had ended, nor
         behind its back. A sandbox that has died gives True. The unsafe backend sees only what its commands have not orphaned.
         """
+
+    @abstractmethod
+    def end_after(self, seconds: float) -> None:
+        """The started sandbox may live for so long from now; then it dies with PolicyError("attempt_timeout"), command or none."""
 
     @abstractmethod
     async def finish(self) -> None:

@@ -1,4 +1,8 @@
-"""The three pipes of a sandbox process: script in, output out, control out. See server.py for what travels.
+"""The three lines to a sandbox process: script in, output out, control out. See server.py for what travels.
+
+Script and control are socket pairs: what runs beside the server, as the same user, could open a pipe through /proc/PID/fd, and have
+the server run a script of its own, or say that a command has ended. A socket cannot be opened. Output is a pipe, since programs may
+open /dev/stdout.
 
     event loop ──add_reader(stdout)──► OutputBuffer of the running command, or nowhere between commands
                ──add_reader(stderr)──► "ready PID", "ID STATUS"; anything else is kept as diagnostics (bounded)
@@ -12,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -53,6 +58,7 @@ class Channel:
         self._waiting: asyncio.Future[int] | None = None
         self._ended: asyncio.Task[None] | None = None
         self._process: asyncio.subprocess.Process | None = None
+        self._script: asyncio.StreamWriter | None = None
         self.server_pid = 0
 
     @property
@@ -79,22 +85,25 @@ class Channel:
         loop = asyncio.get_running_loop()
         ready = self._waiting = loop.create_future()
         output_read, output_write = os.pipe()
-        control_read, control_write = os.pipe()
-        self._pipes = [output_read, control_read]
+        inner, outer = socket.socketpair()
+        control, control_write = socket.socketpair()
+        self._pipes = [output_read, control.detach()]
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *argv,
-                stdin=asyncio.subprocess.PIPE,
+                stdin=inner.fileno(),
                 stdout=output_write,
-                stderr=control_write,
+                stderr=control_write.fileno(),
                 env=dict(env),
                 cwd=cwd,
                 start_new_session=True,
             )
         finally:
             os.close(output_write)
-            os.close(control_write)
-        for pipe, callback in ((output_read, self._on_output), (control_read, self._on_control)):
+            control_write.close()
+            inner.close()
+        _, self._script = await asyncio.open_connection(sock=outer)
+        for pipe, callback in zip(self._pipes, (self._on_output, self._on_control), strict=True):
             os.set_blocking(pipe, False)
             loop.add_reader(pipe, callback)
         self._ended = asyncio.create_task(self._watch())
@@ -121,8 +130,8 @@ class Channel:
             self._waiting.set_exception(Died(returncode, self.diagnostics))
 
     def _send(self, data: bytes) -> None:
-        if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.write(data)
+        if self._script is not None:
+            self._script.write(data)
 
     def _died(self) -> Died:
         code = self._process.returncode if self._process is not None else None
@@ -205,8 +214,8 @@ class Channel:
             asyncio.get_running_loop().remove_reader(pipe)
         if self._process is not None:
             await self._process.wait()
-            if self._process.stdin is not None:
-                self._process.stdin.close()
+        if self._script is not None:
+            self._script.close()
         if self._ended is not None:
             await self._ended
         if self._waiting is not None and self._waiting.done() and not self._waiting.cancelled():

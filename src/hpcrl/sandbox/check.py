@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
+from dataclasses import dataclass
 from pathlib import Path
 
 from hpcrl.errors import EnvironmentFault, HpcrlError
 from hpcrl.sandbox.apptainer import find_apptainer, sandbox_owner
 from hpcrl.sandbox.base import SandboxSpec
+from hpcrl.sandbox.cgroup import NotDelegated, delegated
 from hpcrl.sandbox.images import Image
 from hpcrl.sandbox.limits import Limits
 from hpcrl.sandbox.pool import Backend, SandboxPool
 
-__all__ = ["preflight", "unenforced"]
+__all__ = ["Gap", "gaps", "preflight"]
 
 _CHECKS = (
     ("test ! -e /sys/class/net", "/sys is visible inside"),
@@ -22,18 +25,47 @@ _CHECKS = (
     ('test "$(ls /proc | grep -c "^[0-9]*$")" -lt 12', "foreign processes are visible inside"),
 )
 
+_FILTERED = 'grep -q "^Seccomp:[[:space:]]*2" /proc/self/status'
 
-def unenforced() -> list[str]:
-    """What this machine does not enforce, one phrase each; see docs/security.md."""
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A bound that this machine does not give. ``late``: it is kept, but only about a second after it was broken."""
+
+    what: str
+    remedy: str
+    late: bool = False
+
+
+_UNFILTERED = Gap(
+    "system calls are not filtered: user namespaces and memory outside of processes are open to an agent",
+    "an Apptainer built with libseccomp",
+)
+
+
+def gaps() -> list[Gap]:
+    """What this machine does not enforce, as far as it can be seen from outside a sandbox; see docs/security.md."""
     found = []
+    try:
+        delegated()
+    except NotDelegated as error:
+        found.append(
+            Gap(
+                "kernel memory of a sandbox (socket buffers) is not bounded, all its memory together only once a second: "
+                f"no cgroup of its own, for {error}",
+                "have a cgroup (v2) with memory and pids delegated to the job (docs/security.md)",
+            )
+        )
     scope = Path("/proc/sys/kernel/yama/ptrace_scope")
     try:
         traced = int(scope.read_text()) == 0
     except (OSError, ValueError):
         traced = True
     if traced:
-        found.append("tested code may trace its tests (kernel.yama.ptrace_scope is not 1 or more)")
-    found.append("disk, and memory of all processes together, are watched once a second, not bounded at once")
+        found.append(Gap("tested code may trace its tests", "sysctl kernel.yama.ptrace_scope=1"))
+    found.append(
+        Gap("disk is bounded once a second, not at once", "a project quota on the scratch directory", late=True)
+    )
     return found
 
 
@@ -42,10 +74,26 @@ async def preflight(
     backend: Backend = "apptainer",
     scratch: Path | None = None,
     limits: Limits = Limits(),  # noqa: B008 - frozen
-) -> None:
-    """Start one sandbox under ``limits`` and look at it from inside. Raises EnvironmentFault with the cause and the remedy."""
+    strict: bool = False,
+) -> list[Gap]:
+    """Start one sandbox under ``limits`` and look at it from inside; returns what is not enforced.
+
+    Raises EnvironmentFault with the cause and the remedy; ``strict``: also for a gap, unless it is merely late.
+    """
     if backend == "process":
-        return
+        found = [Gap("the process backend enforces and isolates nothing", "set sandbox.backend: apptainer")]
+    else:
+        found = [*gaps(), *await _try_one(image, backend, scratch, limits)]
+    refused = [gap for gap in found if not gap.late]
+    if strict and refused:
+        reasons = "; ".join(f"{gap.what} (remedy: {gap.remedy})" for gap in refused)
+        raise EnvironmentFault(
+            f"limits.strict: not enforced on {socket.gethostname()}: {reasons}; or set limits.strict: false"
+        )
+    return found
+
+
+async def _try_one(image: Image | None, backend: Backend, scratch: Path | None, limits: Limits) -> list[Gap]:
     _static_checks()
     if image is None:
         raise EnvironmentFault("no sandbox image: set sandbox.image")
@@ -61,11 +109,13 @@ async def preflight(
                     raise EnvironmentFault(
                         f"sandboxes do not isolate on this machine: {fault} ({result.output.strip()})"
                     )
+            filtered = await sandbox.run(_FILTERED, timeout_s=20.0)
     except EnvironmentFault:
         raise
     except HpcrlError as error:
         hint = _hint(str(error), image)
         raise EnvironmentFault(f"a sandbox cannot be started from {image.path}: {error}{hint}") from error
+    return [] if filtered.exit_code == 0 else [_UNFILTERED]
 
 
 def _static_checks() -> None:

@@ -1,9 +1,11 @@
-"""What an attempt may use. Limits are set inside the sandbox (ulimit), watched from outside, and bounded by Slurm's cgroup.
+"""What an attempt may use. Set inside the sandbox (ulimit), by a cgroup where one is delegated, and watched from outside.
 
-per process   memory (writable private pages), largest file, open files          ulimit, immediate
-per sandbox   processes                                                          ulimit on the user namespace, immediate
-              work directory bytes and entries, processes, resident memory       watched about once a second
-per command   wall clock, output kept, output at all                             the channel
+per process   memory (writable private pages), largest file, open files     ulimit, at once
+per sandbox   processes                                                     ulimit on the user namespace, at once
+              memory, processes                                             cgroup.py, at once; else watch.py, about once a second
+              work directory: bytes and entries; files in memory            watch.py, about once a second
+per command   wall clock, output kept, output at all                        shell.py, channel.py
+per attempt   wall clock                                                    Sandbox.end_after, watch.py
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ MIB = 1024 * 1024
 
 # Address space per byte of memory allowed: bounds shared mappings, which the limit on private pages leaves out.
 _ADDRESS_SPACE = 8
+
+_PENDING_SIGNALS = 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +45,7 @@ class Limits:
     disk_bytes: int = 256 * MIB
     """Work directory and /dev/shm together."""
     disk_entries: int = 100_000
-    """Files and directories in the work directory."""
+    """Files and directories in the work directory; as many in /tmp and the writable layer."""
     processes: int = 64
     open_files: int = 256
     artifact_bytes: int = 64 * MIB
@@ -61,6 +65,8 @@ class Limits:
         """
         return [
             "ulimit -c 0",
+            # Counted for all sandboxes of a user together: one must not use up what its neighbours need.
+            f"ulimit -i {_PENDING_SIGNALS}",
             f"ulimit -n {self.open_files}",
             f"ulimit -f {max(1, self.file_bytes // 1024)}",
             f"ulimit -d {max(1, self.memory_bytes // 1024)}",

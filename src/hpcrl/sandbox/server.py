@@ -22,10 +22,20 @@ from collections.abc import Mapping
 from hpcrl.errors import UserError
 from hpcrl.sandbox.limits import Limits
 
-__all__ = ["ENTRY", "OPENING", "call", "parse_control", "setup"]
+__all__ = ["ENTRY", "ENTRY_BELOW_INIT", "OPENING", "call", "parse_control", "setup"]
 
 # What the container starts: bash where the image has it, since agents expect it, else sh.
 ENTRY = ("/bin/sh", "-c", "command -v bash >/dev/null 2>&1 && exec bash --noprofile --norc; exec sh")
+
+# The same as the child of an init that waits for this one child only, so that whatever else it adopts stays a zombie, as coreutils'
+# timeout does. Any other one, a link to a program of many names, might not; the shell then buries what it adopts.
+ENTRY_BELOW_INIT = (
+    "/bin/sh",
+    "-c",
+    'x=/usr/bin/timeout; if [ -x $x ] && [ ! -L $x ]; then exec $x --foreground 0 "$@"; fi; "$@"; exit $?',
+    "sh",
+    *ENTRY,
+)
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 

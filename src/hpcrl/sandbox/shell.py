@@ -4,10 +4,11 @@ start   scratch directories ─┬─► spawn ─► "ready" ─► find init a
                              └─► a thread: content of image, task and artifact into the work directory ──┘
 boot    the same without attempt: only the image's content, no setup. The sandbox then waits, and ``take(spec)`` makes it the attempt's
         own: files, artifact, mounts' content, setup
-run     send ─► wait in ticks of a second (usage is checked at each) ─► status
+run     send ─► status
         deadline ─► kill the command's process group and descendants ─► status within half a second, or
                  ─► kill everything but the server                   ─► status within half a second, or
                  ─► kill the sandbox, PolicyError("command_timeout")
+watch   beside all that, watch.py: a broken limit kills init
 stop    kill init (its PID namespace dies with it) ─► reap ─► remove scratch
 """
 
@@ -25,9 +26,11 @@ from typing import Any, TypeVar
 
 from hpcrl.errors import HpcrlError, InfraError, PolicyError
 from hpcrl.sandbox.base import CommandResult, Sandbox, SandboxSpec
+from hpcrl.sandbox.cgroup import SandboxCgroup, available
 from hpcrl.sandbox.channel import Channel, Died, Flooded
-from hpcrl.sandbox.procs import children, descendants, kill_all, reaped_faults, resident_bytes
+from hpcrl.sandbox.procs import children, descendants, kill_all, reaped_faults, session
 from hpcrl.sandbox.server import setup
+from hpcrl.sandbox.watch import UsageWatch
 from hpcrl.sandbox.workdir import WorkDir
 
 __all__ = ["ShellSandbox"]
@@ -36,7 +39,6 @@ log = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 
-_TICK_S = 1.0
 _GRACE_S = 0.5
 _REAP_S = 5.0
 
@@ -56,7 +58,10 @@ class ShellSandbox(Sandbox):
         self._dead: HpcrlError | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._thread: asyncio.Task[Any] | None = None
-        self._next_check = 0.0
+        self._watch: UsageWatch | None = None
+        self._watching: asyncio.Task[None] | None = None
+        parent = available()
+        self._cgroup = SandboxCgroup(parent, attempt) if parent is not None else None
 
     # What a backend defines.
 
@@ -89,15 +94,15 @@ class ShellSandbox(Sandbox):
         await self._launch(self._work.add_image)
 
     async def take(self, spec: SandboxSpec) -> None:
-        """Make a booted sandbox that of ``spec``, which has the same image, workdir and mounts. Raises as ``start``."""
+        """Make a booted sandbox that of ``spec``, of the same kind (warm.py). Raises as ``start``."""
         self.spec = spec
         self._channel.limit(spec.limits.output_bytes, spec.limits.output_flood_bytes)
-        await self._preparing(self._work.add_attempt)
+        await self._preparing(self._receive)
         await self._configure()
 
     async def _launch(self, populate: Callable[[SandboxSpec], None]) -> None:
         """Start the container and, meanwhile, ``populate`` the work directory: nothing of an attempt runs yet."""
-        await self._preparing(self._work.create)
+        await self._preparing(self._prepare)
         populating = asyncio.create_task(self._preparing(populate))
         try:
             await self._spawn()
@@ -107,9 +112,10 @@ class ShellSandbox(Sandbox):
             await asyncio.gather(populating, return_exceptions=True)
 
     async def _spawn(self) -> None:
+        argv = self._argv() if self._cgroup is None else self._cgroup.argv(self._argv())
         try:
             async with asyncio.timeout(self.spec.limits.start_timeout_s):
-                await self._channel.spawn(self._argv(), self._environment(), Path("/"))
+                await self._channel.spawn(argv, self._environment(), Path("/"))
         except TimeoutError:
             limit = self.spec.limits.start_timeout_s
             raise InfraError("sandbox_start", f"not ready within {limit:g} s; {self._channel.diagnostics}") from None
@@ -117,7 +123,7 @@ class ShellSandbox(Sandbox):
             text = error.diagnostics or f"the container ended at once with status {error.returncode}"
             raise InfraError("sandbox_start", text) from error
         except OSError as error:
-            raise InfraError("sandbox_start", f"{self._argv()[0]}: {error.strerror}") from error
+            raise InfraError("sandbox_start", f"{argv[0]}: {error.strerror}") from error
         self._locate()
 
     async def _configure(self) -> None:
@@ -133,6 +139,20 @@ class ShellSandbox(Sandbox):
         if status != 0:
             raise InfraError("sandbox_start", f"{self._work.target} cannot be entered inside the sandbox")
         self._reaped = reaped_faults(self._init)
+        self._watch = UsageWatch(self.spec.limits, self._work, self._init, self._server, self.contained)
+        self._watching = asyncio.create_task(self._end_when_broken(self._watch))
+
+    def _prepare(self, spec: SandboxSpec) -> None:
+        """What must be there before the container starts. Raises OSError."""
+        self._work.create(spec)
+        if self._cgroup is not None:
+            self._cgroup.create(spec.limits)
+
+    def _receive(self, spec: SandboxSpec) -> None:
+        """What makes a booted sandbox the attempt's own. Raises OSError."""
+        if self._cgroup is not None:
+            self._cgroup.bound(spec.limits)
+        self._work.add_attempt(spec)
 
     def _populate(self, spec: SandboxSpec) -> None:
         self._work.add_image(spec)
@@ -142,7 +162,7 @@ class ShellSandbox(Sandbox):
         try:
             await self._in_thread(work, self.spec)
         except OSError as error:
-            raise InfraError("sandbox_start", f"cannot prepare the work directory: {error}") from error
+            raise InfraError("sandbox_start", f"cannot prepare the sandbox's directories: {error}") from error
 
     async def _in_thread(self, work: Callable[..., _Result], *arguments: Any) -> _Result:
         """Blocking work on the scratch files. ``stop`` waits for it: a caller that is cancelled leaves no thread behind in them."""
@@ -170,21 +190,15 @@ class ShellSandbox(Sandbox):
         refused = _refuse(command, limits.command_bytes)
         if refused is not None:
             return refused
+        if self._watch is not None:
+            self._watch.command_began()
         started = time.monotonic()
         deadline = started + (limits.command_timeout_s if timeout_s is None else timeout_s)
         waiting, output = self._channel.begin(command)
-        flooded = False
         try:
-            status = await self._wait(waiting, deadline)
-            timed_out = status is None
-            if status is None:
-                status = await self._cut_short()
-        except Flooded:
-            timed_out = False
-            flooded = True
-            status = await self._cut_short()
+            status, timed_out, flooded = await self._outcome(waiting, deadline)
         except Died as error:
-            raise await self._fail(_cause(error)) from error
+            raise await self._fail(self._dead or self._cause(error)) from error
         except PolicyError as error:
             raise await self._fail(error) from None
         except asyncio.CancelledError:
@@ -193,6 +207,9 @@ class ShellSandbox(Sandbox):
             raise
         finally:
             self._channel.finish()
+        if self._dead is not None:
+            # Ended meanwhile: the server may have had the time to report its command's death.
+            raise await self._fail(self._dead)
         note = f"\n[killed: more than {limits.output_flood_bytes} bytes of output]" if flooded else ""
         return CommandResult(
             exit_code=status,
@@ -203,33 +220,26 @@ class ShellSandbox(Sandbox):
             flooded=flooded,
         )
 
-    async def _wait(self, waiting: asyncio.Future[int], deadline: float) -> int | None:
-        """The status, or None at the deadline. Checks usage on the way. Raises Died, Flooded, PolicyError."""
-        while True:
-            now = time.monotonic()
-            if now >= self._next_check > 0:
-                await self._check_usage()
-            elif self._next_check == 0:
-                self._next_check = now + _TICK_S
-            done, _ = await asyncio.wait([waiting], timeout=max(0.0, min(_TICK_S, deadline - time.monotonic())))
+    async def _outcome(self, waiting: asyncio.Future[int], deadline: float) -> tuple[int, bool, bool]:
+        """Status, whether the deadline cut it short, whether a flood of output did. Raises Died, PolicyError."""
+        try:
+            done, _ = await asyncio.wait([waiting], timeout=max(0.0, deadline - time.monotonic()))
             if done:
-                return waiting.result()
-            if time.monotonic() >= deadline:
-                return None
+                return waiting.result(), False, False
+        except Flooded:
+            return await self._cut_short(), False, True
+        return await self._cut_short(), True, False
 
-    async def _check_usage(self) -> None:
-        began = time.monotonic()
-        await self._in_thread(self._work.check_usage, self.spec.limits)
-        pids = descendants(self._init)
-        if len(pids) > 2 * self.spec.limits.processes:
-            raise PolicyError("process_limit", f"{len(pids)} processes; allowed {self.spec.limits.processes}")
-        if resident_bytes(pids) > self.spec.limits.memory_bytes:
-            raise PolicyError(
-                "memory_limit", f"the sandbox holds more than {self.spec.limits.memory_bytes} bytes of memory"
-            )
-        # A large work directory must not cost more than a twentieth of a core.
-        now = time.monotonic()
-        self._next_check = now + max(_TICK_S, 20 * (now - began))
+    async def _end_when_broken(self, watch: UsageWatch) -> None:
+        error = await watch.broken()
+        if self._dead is None:
+            # A command in progress finds this as its cause.
+            self._dead = error
+            self._kill()
+
+    def end_after(self, seconds: float) -> None:
+        if self._watch is not None:
+            self._watch.end_after(seconds)
 
     async def _cut_short(self) -> int:
         """End the command in progress; its status. Raises PolicyError after having ended the sandbox."""
@@ -253,6 +263,17 @@ class ShellSandbox(Sandbox):
 
     def _kill_commands(self) -> None:
         kill_all([pid for pid in descendants(self._init) if pid != self._server])
+
+    def _cause(self, error: Died) -> HpcrlError:
+        """Who ended the sandbox. Nothing inside can signal the runtime process on the host, so its violent death came from outside."""
+        broken = self._cgroup.broken_limit() if self._cgroup is not None else None
+        if broken is not None:
+            return broken
+        if error.returncode < 0:
+            name = signal.Signals(-error.returncode).name
+            return InfraError("sandbox_killed", f"the container runtime was killed by {name}")
+        text = f"the command server ended with status {error.returncode}; {error.diagnostics}"
+        return PolicyError("sandbox_dead", text)
 
     async def _fail(self, error: HpcrlError) -> HpcrlError:
         self._dead = error
@@ -296,6 +317,8 @@ class ShellSandbox(Sandbox):
 
     async def _end(self) -> None:
         """Kill all processes and reap them. May be called again."""
+        if self._watching is not None:
+            self._watching.cancel()
         self._kill()
         try:
             async with asyncio.timeout(_REAP_S):
@@ -313,7 +336,7 @@ class ShellSandbox(Sandbox):
             # Init rather than the runtime process: that one then reaps it and ends by itself. Without init, it is still starting.
             kill_all(children(pid) or [pid])
         else:
-            kill_all([*descendants(pid), pid])
+            kill_all([*descendants(pid), *session(pid)])
 
     async def stop(self) -> None:
         # Its own task, so that a cancelled caller cannot leave half of it undone.
@@ -326,6 +349,8 @@ class ShellSandbox(Sandbox):
             self._dead = PolicyError("sandbox_dead", "the sandbox was stopped")
         await self._end()
         try:
+            if self._cgroup is not None:
+                await self._in_thread(self._cgroup.remove)
             await self._in_thread(self._work.remove)
         except OSError as error:
             # The pool's end, or the next sweep, tries again; the attempt's result does not depend on it.
@@ -341,11 +366,3 @@ def _refuse(command: str, max_bytes: int) -> CommandResult | None:
     else:
         return None
     return CommandResult(exit_code=126, output=text + "\n", timed_out=False, truncated=False, duration_s=0.0)
-
-
-def _cause(error: Died) -> HpcrlError:
-    """Who ended the sandbox. Nothing inside can signal the runtime process on the host, so its violent death came from outside."""
-    if error.returncode < 0:
-        name = signal.Signals(-error.returncode).name
-        return InfraError("sandbox_killed", f"the container runtime was killed by {name}")
-    return PolicyError("sandbox_dead", f"the command server ended with status {error.returncode}; {error.diagnostics}")

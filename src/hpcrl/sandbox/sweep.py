@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 
 from hpcrl.errors import EnvironmentFault
+from hpcrl.sandbox.cgroup import remove_of
 from hpcrl.sandbox.procs import kill_all
 from hpcrl.sandbox.trees import remove_tree
 
@@ -142,11 +143,12 @@ def _is_dead(path: Path) -> bool:
 
 
 def _kill_users(worker: str) -> None:
-    """End every process that has a directory of this worker mounted."""
+    """End every process that has a directory of this worker mounted, and remove the cgroups of its sandboxes. Raises OSError."""
     deadline = time.monotonic() + _KILL_S
     while (pids := _users(worker)) and time.monotonic() < deadline:
         kill_all(pids)
         time.sleep(0.01)
+    remove_of(worker)
 
 
 def _users(worker: str) -> list[int]:

@@ -1,9 +1,10 @@
 """Sandboxes started ahead: how many of which kind are kept, and the shelf they wait on. No I/O; time is passed in.
 
-A kind is what a container cannot change once it runs: image, work directory, mounts. How many of it are kept: as many as were asked for
-within the time that one start takes, in the busiest such time of the last ten minutes. Then the busiest moment would have found one
-ready for everybody, and what it took would have been replaced by the time of the next. Steady work needs few; a trainer that leases a
-batch at once needs as many as the batch, up to the bound. A kind that nobody has asked for in ten minutes is given up.
+A kind is what a container cannot change once it runs: image, work directory, mounts, whether it is guarded. How many of it are kept:
+as many as were asked for within the time that one start takes, in the busiest such time of the last ten minutes. Then the busiest
+moment would have found one ready for everybody, and what it took would have been replaced by the time of the next. Steady work needs
+few; a trainer that leases a batch at once needs as many as the batch, up to the bound. A kind that nobody has asked for in ten
+minutes is given up.
 """
 
 from __future__ import annotations
@@ -33,15 +34,19 @@ class Kind(NamedTuple):
     image: Path | None
     workdir: str
     mounts: tuple[tuple[str, bool], ...]
+    guarded: bool = False
 
     def spec(self, like: SandboxSpec) -> SandboxSpec:
         """What to start ahead: nothing of an attempt in it, and the limits of ``like`` for the start itself."""
         mounts = tuple(Mount(target=target, writable=writable) for target, writable in self.mounts)
-        return SandboxSpec(image=self.image, workdir=self.workdir, mounts=mounts, limits=like.limits)
+        return SandboxSpec(
+            image=self.image, workdir=self.workdir, mounts=mounts, limits=like.limits, guarded=self.guarded
+        )
 
 
 def kind_of(spec: SandboxSpec) -> Kind:
-    return Kind(spec.image, spec.workdir, tuple((mount.target, mount.writable) for mount in spec.mounts))
+    mounts = tuple((mount.target, mount.writable) for mount in spec.mounts)
+    return Kind(spec.image, spec.workdir, mounts, spec.guarded)
 
 
 class Demand:

@@ -19,7 +19,8 @@ Who is to blame decides what is reported:
 The code under test runs beside the tests under the same user, as Harbor defines it, and may write to /logs/verifier too. So a reward
 counts only if the tests wrote it last, undisturbed: nothing is written once they have ended, since all processes end before it is read;
 and no process may have come loose from the tests' own line (forked twice, left behind by a killed parent, still running at the end),
-for only such a one can write behind their last line, or after having ended them. docs/security.md says what remains.
+for only such a one can write behind their last line, or after having ended them. The sandbox is a guarded one: its image cannot be
+changed from inside, and what came loose stays to be seen. docs/security.md says what remains.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ async def score(
     spec = replace(
         sandbox_spec(task.public, image, limits),
         artifact=artifact,
+        guarded=True,
         env={**task.public.env, **task.env},
         mounts=(Mount(target=TESTS, source=task.tests), Mount(target=LOGS, writable=True)),
     )

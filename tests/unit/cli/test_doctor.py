@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 from typer.testing import CliRunner
 
-from hpcrl.cli import doctor
+from hpcrl.cli import doctor, doctor_checks
 from hpcrl.cli.main import app
 from hpcrl.errors import EnvironmentFault
+from hpcrl.sandbox import check, images
 
 
 def broken() -> str:
@@ -46,3 +49,19 @@ def test_slurm_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(EnvironmentFault, match="sinfo is not on PATH"):
         doctor.CHECKS["Slurm"]()
+
+
+def test_what_sandboxes_do_not_enforce_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def found(*_: object) -> list[check.Gap]:
+        return [
+            check.Gap("disk is late", "a quota", late=True),
+            check.Gap("memory is not bounded", "delegate a cgroup"),
+        ]
+
+    monkeypatch.setattr(check, "preflight", found)
+    monkeypatch.setattr(images, "resolve", lambda name: None)
+    monkeypatch.setattr(doctor_checks.shutil, "which", lambda name: name)
+    monkeypatch.setattr(doctor_checks, "_ask", lambda *argv: subprocess.CompletedProcess(argv, 0, "apptainer 1\n", ""))
+    assert doctor_checks.sandboxes() == (
+        "apptainer 1; disk is late; a run with limits.strict is refused here: memory is not bounded (remedy: delegate a cgroup)"
+    )
