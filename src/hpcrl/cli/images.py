@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -111,4 +110,4 @@ def prune(
 
 
 def _as_dict(image: CachedImage) -> dict[str, object]:
-    return {**asdict(image), "path": str(Path(image.path))}
+    return {**asdict(image), "path": str(image.path)}

@@ -50,8 +50,8 @@ def score_again(run_dir: Path, verifier: Path, jobs: int, as_json: bool) -> None
         print(json.dumps({"file": str(path), **asdict(found)}))
     else:
         print(
-            f"{found.attempts} attempts: {found.same} as before, {found.raised} higher, {found.lowered} lower, {found.new} that had no score, "
-            f"{found.failed} failed"
+            f"{found.attempts} attempts: {found.same} as before, {found.raised} higher, {found.lowered} lower, "
+            f"{found.new} that had no score, {found.failed} failed"
         )
         if found.mean_before is not None and found.mean_after is not None:
             print(f"mean reward {found.mean_before:.4f} before, {found.mean_after:.4f} now")

@@ -1,9 +1,10 @@
 """Stored artifacts scored again with other tests: for `hpcrl score RUN --verifier NEW`.
 
-    coordinator.db ──► attempts with an artifact ──► one scoring per (task, artifact), in a fresh sandbox ──► RUN/scores/NEW-DIGEST.jsonl
+    coordinator.db ──► attempts with an artifact ──► one scoring per (task, artifact), in a fresh sandbox ──► RUN/scores/DIGEST.jsonl
 
-What the run itself recorded is never changed: results are lines of a file named by the digest of all the new tests, so another verifier
-writes another file. A line is written when its attempt is done; called again, attempts with a score are skipped and failed ones are tried again.
+What the run itself recorded is never changed: results are lines of a file named by the digest of all the new tests, so another
+verifier writes another file. A line is written when its attempt is done; called again, attempts with a score are skipped and failed
+ones are tried again.
 """
 
 from __future__ import annotations

@@ -105,24 +105,28 @@ def declared_artifacts(table: Mapping[str, Any], workdir: str, where: Path) -> t
 def _entries(table: Mapping[str, Any], where: Path) -> list[tuple[str, tuple[str, ...]]]:
     """(source, exclude) of each entry of ``artifacts``."""
     entries = table.get("artifacts", [])
-    found = []
-    for entry in entries if isinstance(entries, list) else [None]:
-        entry = {"source": entry} if isinstance(entry, str) else entry
-        source = entry.get("source") if isinstance(entry, Mapping) else None
-        exclude = entry.get("exclude") or [] if isinstance(entry, Mapping) else None
-        if (
-            not isinstance(source, str)
-            or not source
-            or not isinstance(exclude, list)
-            or not all(isinstance(e, str) for e in exclude)
-        ):
-            raise UserError(
-                f"{where}: artifacts must be a list of paths, or of tables with `source` and perhaps a list `exclude`"
-            )
-        if entry.get("service") not in (None, "main"):
-            raise UserError(f"{where}: artifacts of the service {entry['service']!r}: there is one container only")
-        found.append((source, tuple(exclude)))
-    return found
+    if not isinstance(entries, list):
+        raise UserError(f"{where}: artifacts must be a list")
+    return [_entry(entry, where) for entry in entries]
+
+
+def _entry(entry: object, where: Path) -> tuple[str, tuple[str, ...]]:
+    parts: Mapping[str, Any] = (
+        {"source": entry} if isinstance(entry, str) else entry if isinstance(entry, Mapping) else {}
+    )
+    source, exclude = parts.get("source"), parts.get("exclude") or []
+    if (
+        not isinstance(source, str)
+        or not source
+        or not isinstance(exclude, list)
+        or not all(isinstance(e, str) for e in exclude)
+    ):
+        raise UserError(
+            f"{where}: artifacts must be a list of paths, or of tables with `source` and perhaps a list `exclude`"
+        )
+    if parts.get("service") not in (None, "main"):
+        raise UserError(f"{where}: artifacts of the service {parts['service']!r}: there is one container only")
+    return source, tuple(exclude)
 
 
 def remarks(table: Mapping[str, Any], directory: Path) -> list[str]:

@@ -4,9 +4,9 @@
                optional: test_cmd, docker_image or image_name
     task       instruction.md: the problem · solution/: the patch · tests/: the test patch, what must pass, a script that tells
 
-The image has the repository at base_commit in /testbed, git, and Python with what the tests need: the benchmark's own images do. What the
-agent changed in files that the test patch touches, and in .git, does not reach the verifier. As in SWE-bench, the tests import the code
-they test: such code can forge their output (docs/security.md).
+The image has the repository at base_commit in /testbed, git, and Python with what the tests need: the benchmark's own images do.
+What the agent changed in files that the test patch touches, and in .git, does not reach the verifier. As in SWE-bench, the tests
+import the code they test: such code can forge their output (docs/security.md).
 
 Source: the fields of the SWE-bench dataset, https://www.swebench.com.
 """
@@ -68,6 +68,12 @@ storage_mb = 4096
 [[artifacts]]
 source = "{workdir}"
 exclude = {exclude}
+"""
+
+_INSTRUCTION = """\
+{problem}
+
+The repository is in {workdir}. Change it so that the problem is solved.
 """
 
 _SOLVE = """\
@@ -187,7 +193,7 @@ def write_task(instance: dict[str, Any], task: Path, image: str | None = None) -
             workdir=_WORKDIR,
             exclude=json.dumps([".git", *_touched(instance["test_patch"])]),
         ),
-        "instruction.md": f"{instance['problem_statement'].strip()}\n\nThe repository is in {_WORKDIR}. Change it so that the problem is solved.\n",
+        "instruction.md": _INSTRUCTION.format(problem=instance["problem_statement"].strip(), workdir=_WORKDIR),
         "solution/fix.patch": _ended(instance["patch"]),
         "solution/solve.sh": _SOLVE,
         "tests/test.patch": _ended(instance["test_patch"]),
