@@ -15,6 +15,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import random
 import secrets
 import sys
 import threading
@@ -33,6 +34,7 @@ _HELD: dict[Path, int] = {}
 """Image → descriptor of its lock, held until this process ends."""
 _GUARD = threading.Lock()
 _PREFIX = "sha256-"
+_RETRY_S = 0.02
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,20 +60,35 @@ def build_once(target: Path, builder: Callable[[Path], None], source: Path, buil
     if not build:
         raise EnvironmentFault(f"image {source} is not built yet: run tools/build-image {source}")
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _exclusive(target):
-        if not target.is_dir():
-            print(f"building sandbox image {source} (once)", file=sys.stderr, flush=True)
-            new = target.with_name(f".{target.name}.{secrets.token_hex(4)}.new")
-            try:
-                builder(new)
-                os.chmod(new, 0o755)
-                _note(target).write_text(json.dumps({"source": str(source), "built_at": time.time()}), encoding="utf-8")
-                new.rename(target)
-            finally:
-                remove_tree(new)
-    if not _claimed(target):
-        raise EnvironmentFault(f"image {target} was removed as soon as it was built: is a prune running? try again")
+    while not _claimed(target):
+        with _exclusive(target) as alone:
+            if alone and not target.is_dir():
+                _build(target, builder, source)
+        if not alone:
+            _wait_for_builder(target)
     return target
+
+
+def _build(target: Path, builder: Callable[[Path], None], source: Path) -> None:
+    print(f"building sandbox image {source} (once)", file=sys.stderr, flush=True)
+    new = target.with_name(f".{target.name}.{secrets.token_hex(4)}.new")
+    try:
+        builder(new)
+        os.chmod(new, 0o755)
+        _note(target).write_text(json.dumps({"source": str(source), "built_at": time.time()}), encoding="utf-8")
+        new.rename(target)
+    finally:
+        remove_tree(new)
+
+
+def _wait_for_builder(target: Path) -> None:
+    """Until nobody holds the lock alone. Not by waiting to be alone oneself: those who use the image keep their shared lock."""
+    descriptor = os.open(_lock(target), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    finally:
+        os.close(descriptor)
+    time.sleep(random.uniform(0, _RETRY_S))  # several that wait must not keep each other from being alone
 
 
 def _claimed(target: Path) -> bool:
@@ -141,7 +158,7 @@ def prune(cache: Path, unused_s: float, keys: tuple[str, ...] = (), dry_run: boo
 
 
 def _remove(path: Path) -> bool:
-    with _exclusive(path, wait=False) as free:
+    with _exclusive(path) as free:
         if not free:
             return False
         gone = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
@@ -152,12 +169,12 @@ def _remove(path: Path) -> bool:
 
 
 @contextmanager
-def _exclusive(target: Path, wait: bool = True) -> Iterator[bool]:
-    """Hold an image's lock alone; yields False when somebody has it and ``wait`` is False."""
+def _exclusive(target: Path) -> Iterator[bool]:
+    """Hold an image's lock alone; yields False when somebody has it."""
     descriptor = os.open(_lock(target), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             yield False
         else:
