@@ -1,6 +1,6 @@
 """Stored artifacts scored again with other tests: for `hpcrl score RUN --verifier NEW`.
 
-    coordinator.db ──► attempts with an artifact ──► one scoring per (task, artifact), in a fresh sandbox ──► RUN/scores/DIGEST.jsonl
+    coordinator.db ──► attempts with an artifact ──► one scoring per task and artifact, in a fresh sandbox ──► RUN/scores/DIGEST.jsonl
 
 What the run itself recorded is never changed: results are lines of a file named by the digest of all the new tests, so another
 verifier writes another file. A line is written when its attempt is done; called again, attempts with a score are skipped and failed
@@ -138,11 +138,12 @@ async def rescore(
     """
     images, limits = Images(config), limits_of(config)
     with _opened(scores_file(run, verifiers)) as (known, write):
-        by_work: dict[tuple[str, str], list[Stored]] = {}
+        by_work: dict[tuple[str, str, str], list[Stored]] = {}
         for attempt in attempts:
             earlier = known.get(attempt.attempt_id)
             if earlier is None or earlier.failure is not None:
-                by_work.setdefault((attempt.task_id, attempt.digest), []).append(attempt)
+                work = (attempt.task_id, attempt.digest, attempt.environment_version)
+                by_work.setdefault(work, []).append(attempt)
         done(len(attempts) - sum(map(len, by_work.values())))
         slots = asyncio.Semaphore(at_once)
 

@@ -98,8 +98,11 @@ async def try_tasks(
         done(trial)
         return trial
 
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one(task, agent)) for task, agent in wanted]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(task, agent)) for task, agent in wanted]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None  # the first cause; what it cancelled says nothing
     return [task.result() for task in tasks]
 
 
