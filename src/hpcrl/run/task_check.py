@@ -5,6 +5,7 @@ files read ─► image found or built ─► twice: the solution must score 1, 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,6 +100,12 @@ async def run_checks(
     def image_of(task: PrivateTask) -> Image:
         return resolve(task.public.image, task.public.directory) if task.public.image is not None else image
 
+    for checked in tasks:  # each image once, before several attempts ask for it
+        if checked.task is not None and not checked.problems:
+            try:
+                await asyncio.to_thread(image_of, checked.task)
+            except (UserError, EnvironmentFault) as error:
+                checked.problems.append(f"{checked.path}: {error}")
     fit = [checked for checked in tasks if not checked.problems]
     wanted = [
         (checked, agent)

@@ -113,11 +113,9 @@ async def _try(
     began = time.monotonic()
     name = task.public.task_id
     try:
-        image = await asyncio.to_thread(image_of, task)
+        image = await asyncio.to_thread(_image, image_of, task)
         artifact, said, broke = await _act(task, agent, image, limits, pool)
         result = await score(task, artifact, image, limits, pool, f"score-{name}")
-    except EnvironmentFault:
-        raise
     except (InfraError, DataError, PolicyError, UserError) as error:
         seconds = time.monotonic() - began
         return Trial(task_id=name, agent=agent.kind, failure=str(error), seconds=seconds)
@@ -130,6 +128,13 @@ async def _try(
         detail="; ".join(part for part in (said, result.detail.strip()[-_SHOWN:]) if part),
         seconds=time.monotonic() - began,
     )
+
+
+def _image(image_of: Callable[[PrivateTask], Image | None], task: PrivateTask) -> Image | None:
+    try:
+        return image_of(task)
+    except EnvironmentFault as error:  # of this task's image alone
+        raise InfraError("image", str(error)) from error
 
 
 async def _act(
