@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ from hpcrl.sandbox.definition import Definition
 from hpcrl.sandbox.dockerfile import STAGE, Recipe
 from hpcrl.sandbox.trees import remove_tree
 
-__all__ = ["apptainer_build", "build_dockerfile", "mmdebstrap", "release"]
+__all__ = ["apptainer_build", "build_dockerfile", "mmdebstrap", "release", "unpack_sif"]
 
 _BUILD_TIMEOUT_S = 3600
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -22,6 +23,24 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 def apptainer_build(target: Path, source: str, what: str) -> None:
     """`apptainer build --sandbox`: from a .def, a .sif, ``docker-archive:PATH``, ``docker://NAME``. Raises EnvironmentFault."""
     _run([find_apptainer(), "build", "--sandbox", str(target), source], what)
+
+
+def unpack_sif(target: Path, file: Path) -> None:
+    """A .sif as a directory. Raises EnvironmentFault.
+
+    By root its file system is unpacked here: `apptainer build` does that in a container, for which root may lack a capability.
+    """
+    program = shutil.which("unsquashfs")
+    if sandbox_owner() is not None and program is not None:
+        listed = _run([find_apptainer(), "sif", "list", str(file)], f"reading {file}")
+        system = re.search(r"\|(\d+)-\d+\s*\|FS \(Squashfs/\*System/", listed)
+        if system is not None:
+            _run(
+                [program, "-quiet", "-no-progress", "-offset", system[1], "-dest", str(target), str(file)],
+                f"unpacking {file}",
+            )
+            return
+    apptainer_build(target, str(file), f"unpacking {file}")
 
 
 def build_dockerfile(target: Path, recipe: Recipe, base: Path | None, context: Path, where: str) -> None:

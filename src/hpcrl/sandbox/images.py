@@ -1,8 +1,8 @@
 """From the name of an image to an unpacked root directory on this machine, built or unpacked once and cached.
 
     directory               used as it is
-    FILE.sif                unpacked with `apptainer build --sandbox`
-    docker-archive:FILE     the same, of what `docker save` or `podman save` wrote
+    FILE.sif                unpacked
+    docker-archive:FILE     unpacked, of what `docker save` or `podman save` wrote
     FILE.def                Bootstrap: debootstrap → mmdebstrap with this machine's apt sources; else `apptainer build --sandbox`
     Dockerfile              see dockerfile.py; its base is an image of the site's (below), or pulled
     anything else           a name that the site has put below CACHE/images/ (`/` and `:` written as `_`)
@@ -24,7 +24,7 @@ from pathlib import Path
 
 from hpcrl.errors import EnvironmentFault, HpcrlError, UserError
 from hpcrl.sandbox.apptainer import sandbox_owner
-from hpcrl.sandbox.builders import apptainer_build, build_dockerfile, mmdebstrap, release
+from hpcrl.sandbox.builders import apptainer_build, build_dockerfile, mmdebstrap, release, unpack_sif
 from hpcrl.sandbox.definition import parse_definition
 from hpcrl.sandbox.digests import combine, shape_digest, tree_digest
 from hpcrl.sandbox.dockerfile import parse_dockerfile
@@ -117,10 +117,11 @@ def _digest(path: Path) -> str:
 def _cached(file: Path, build: bool, archive: bool) -> Path:
     """The unpacked directory of an image file."""
     registry = ""
+    builder: _Builder
     if archive:
-        key, builder = _unpacked(file, f"{_ARCHIVE}{file}")
+        key, builder = _content(file), lambda target: apptainer_build(target, f"{_ARCHIVE}{file}", f"unpacking {file}")
     elif file.suffix == ".sif":
-        key, builder = _unpacked(file, str(file))
+        key, builder = _content(file), lambda target: unpack_sif(target, file)
     elif file.suffix == ".def":
         key, builder, registry = _defined(file)
     elif file.name == "Dockerfile" or file.name.startswith("Dockerfile.") or file.suffix == ".Dockerfile":
@@ -141,10 +142,9 @@ def _cached(file: Path, build: bool, archive: bool) -> Path:
 _Builder = Callable[[Path], None]
 
 
-def _unpacked(file: Path, source: str) -> tuple[str, _Builder]:
+def _content(file: Path) -> str:
     with open(file, "rb") as stream:
-        key = "sha256-" + hashlib.file_digest(stream, "sha256").hexdigest()
-    return key, lambda target: apptainer_build(target, source, f"unpacking {file}")
+        return "sha256-" + hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _defined(file: Path) -> tuple[str, _Builder, str]:
