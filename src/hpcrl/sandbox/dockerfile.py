@@ -232,17 +232,15 @@ class _Parser:
 def _place(stage: str, target: str, into: bool) -> list[str]:
     """Shell lines that put a staged file or directory where COPY would: a directory's content, a file under its own or a new name.
 
-    A stage holds ``file/NAME`` or ``tree/`` with the directory's content. Files are replaced, not written into: a library may be in use.
+    A stage holds ``file/NAME`` or ``tree/`` with the directory's content. Files are replaced, not written into: a library may be in
+    use.
     """
-    quoted = shlex.quote(target)
-    to_file = (
-        f"mkdir -p {quoted}; cp -a --remove-destination {stage}/file/. {quoted}"
-        if into
-        else (
-            f"mkdir -p {shlex.quote(str(PurePosixPath(target).parent))}; if [ -d {quoted} ]; then cp -a --remove-destination {stage}/file/. {quoted}; "
-            f"else cp -a --remove-destination {stage}/file/* {quoted}; fi"
-        )
-    )
+    quoted, parent = shlex.quote(target), shlex.quote(str(PurePosixPath(target).parent))
+    copy = "cp -a --remove-destination"
+    own_name = f"mkdir -p {quoted}; {copy} {stage}/file/. {quoted}"
+    new_name = f"mkdir -p {parent}; {copy} {stage}/file/* {quoted}"
     return [
-        f"if [ -d {stage}/file ]; then {to_file}; else mkdir -p {quoted}; cp -a --remove-destination {stage}/tree/. {quoted}; fi",
+        f"if [ -d {stage}/tree ]; then mkdir -p {quoted}; {copy} {stage}/tree/. {quoted}",
+        f"elif {'true' if into else f'[ -d {quoted} ]'}; then {own_name}",
+        f"else {new_name}; fi",
     ]

@@ -84,7 +84,7 @@ git apply --whitespace=nowarn /solution/fix.patch
 
 _TEST = """\
 #!/bin/bash
-# 1 when every test of expected.json passes, else 0; written last, in every case.
+# 1 when every test of expected.txt passes, else 0; written last, in every case.
 reward=0
 if [ -f /opt/miniconda3/bin/activate ]; then . /opt/miniconda3/bin/activate testbed; fi
 if git apply --whitespace=nowarn /tests/test.patch; then
@@ -96,7 +96,6 @@ echo "$reward" > /logs/verifier/reward.txt
 
 _CHECK = '''\
 """Status 0 when every expected test passed, by the test runner's output (pytest -rA, or Django's verbose one)."""
-import json
 import re
 import sys
 
@@ -108,8 +107,8 @@ with open(sys.argv[1], errors="replace") as output:
         django = re.match(r"(\\S.*?) \\.\\.\\. (?:ok|OK|expected failure)$", line)
         if pytest or django:
             passed.add((pytest or django).group(1).strip())
-with open("/tests/expected.json") as file:
-    missing = [name for name in json.load(file) if name not in passed]
+with open("/tests/expected.txt") as file:
+    missing = [name for name in file.read().splitlines() if name not in passed]
 for name in missing[:20]:
     print("not passed:", name)
 sys.exit(1 if missing else 0)
@@ -178,8 +177,8 @@ def _names(value: Any, where: str) -> list[str]:
             value = json.loads(value)
         except ValueError as error:
             raise UserError(f"{where} is neither a list nor the JSON of one") from error
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise UserError(f"{where} must be a list of test names")
+    if not isinstance(value, list) or not all(isinstance(name, str) and len(name.splitlines()) == 1 for name in value):
+        raise UserError(f"{where} must be a list of test names, each of one line")
     return value
 
 
@@ -197,7 +196,7 @@ def write_task(instance: dict[str, Any], task: Path, image: str | None = None) -
         "solution/fix.patch": _ended(instance["patch"]),
         "solution/solve.sh": _SOLVE,
         "tests/test.patch": _ended(instance["test_patch"]),
-        "tests/expected.json": json.dumps([*instance["FAIL_TO_PASS"], *instance["PASS_TO_PASS"]], indent=0) + "\n",
+        "tests/expected.txt": "\n".join([*instance["FAIL_TO_PASS"], *instance["PASS_TO_PASS"]]) + "\n",
         "tests/check.py": _CHECK,
         "tests/test.sh": _TEST.format(command=_command(instance)),
     }

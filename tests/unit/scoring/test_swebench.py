@@ -41,7 +41,7 @@ def test_a_row_becomes_a_task(tmp_path: Path) -> None:
     assert task.public.instruction.startswith("It is {broken}.") and task.public.workdir == "/testbed"
     assert task.public.image == "swebench/sweb.eval.x86_64.psf_1776_requests-1:latest"
     assert task.public.artifacts == (Declared(".", (".git", "tests/new.txt", "tests/test_a.py")),)
-    assert json.loads((path / "tests/expected.json").read_text()) == ["tests/test_a.py::t1", "tests/test_a.py::t2[a b]"]
+    assert (path / "tests/expected.txt").read_text().splitlines() == ["tests/test_a.py::t1", "tests/test_a.py::t2[a b]"]
     assert "python -m pytest -rA -p no:cacheprovider tests/test_a.py >" in (path / "tests/test.sh").read_text()
     assert (path / "solution/fix.patch").read_text().endswith("+b\n")
     assert tomllib.loads((path / "task.toml").read_text())["metadata"]["repo"] == "psf/requests"
@@ -126,7 +126,7 @@ def test_files_that_are_none_and_tasks_that_are_there(tmp_path: Path) -> None:
 )
 def test_what_counts_as_passed(tmp_path: Path, output: str, status: int) -> None:
     [path] = convert_file(file_of(tmp_path, ROW), tmp_path / "out")
-    script = (path / "tests/check.py").read_text().replace("/tests/expected.json", str(path / "tests/expected.json"))
+    script = (path / "tests/check.py").read_text().replace("/tests/expected.txt", str(path / "tests/expected.txt"))
     (tmp_path / "output").write_text(output)
     done = subprocess.run([sys.executable, "-I", "-c", script, str(tmp_path / "output")], capture_output=True)
     assert done.returncode == status
