@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from hpcrl.run.task_check import CheckedTask
     from hpcrl.run.trials import Trial
-    from hpcrl.sandbox.images import Image
     from hpcrl.sandbox.limits import Limits
 
 __all__ = ["app"]
@@ -85,19 +84,17 @@ def run(
     """One attempt at each task, scored as in a run. Exit code 1 when one got no score."""
     from hpcrl.errors import RunError
     from hpcrl.run.task_check import find_tasks
-    from hpcrl.run.trials import parse_agent, try_tasks
-    from hpcrl.sandbox.images import resolve
-    from hpcrl.scoring.private import PrivateTask, load_private
+    from hpcrl.run.trials import images_with, parse_agent, try_tasks
+    from hpcrl.scoring.private import load_private
 
     who = parse_agent(agent, endpoint, os.environ.get(key_variable, ""))
     tasks = [load_private(path) for path in find_tasks(places)]
     image, limits = _surroundings(config)
 
-    def image_of(task: PrivateTask) -> Image:
-        return resolve(task.public.image, task.public.directory) if task.public.image is not None else image
-
     with _progress(len(tasks)) as done:
-        trials = _in_pool(lambda pool: try_tasks([(task, who) for task in tasks], image_of, limits, pool, jobs, done))
+        trials = _in_pool(
+            lambda pool: try_tasks([(task, who) for task in tasks], images_with(image), limits, pool, jobs, done)
+        )
     if as_json:
         print(json.dumps([asdict(trial) for trial in trials]))
     else:
@@ -127,17 +124,17 @@ def convert(
     print(f"{len(written)} tasks in {out}; look at them with: hpcrl tasks check {out}")
 
 
-def _surroundings(config: Path | None) -> tuple[Image, Limits]:
+def _surroundings(config: Path | None) -> tuple[str, Limits]:
+    """(image of tasks that name none, limits)."""
     from hpcrl.config import load_config
     from hpcrl.config.sections import SandboxSection
     from hpcrl.run.sandboxes import limits_of
-    from hpcrl.sandbox.images import resolve
     from hpcrl.sandbox.limits import Limits
 
     if config is None:
-        return resolve(SandboxSection().image), Limits()
+        return SandboxSection().image, Limits()
     loaded = load_config(config, [])
-    return resolve(loaded.sandbox.image), limits_of(loaded)
+    return loaded.sandbox.image, limits_of(loaded)
 
 
 def _in_pool(work: Callable) -> list:  # type: ignore[type-arg]

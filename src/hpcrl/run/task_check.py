@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcrl.errors import EnvironmentFault, UserError
-from hpcrl.run.trials import NOTHING, ORACLE, Trial, try_tasks
+from hpcrl.run.trials import NOTHING, ORACLE, Trial, images_with, try_tasks
 from hpcrl.sandbox.harbor import remarks
-from hpcrl.sandbox.images import Image, resolve
+from hpcrl.sandbox.images import resolve
 from hpcrl.sandbox.limits import Limits
 from hpcrl.sandbox.pool import SandboxPool
 from hpcrl.sandbox.task_keys import misspelt
@@ -89,7 +89,7 @@ def read_task(path: Path) -> CheckedTask:
 
 async def run_checks(
     tasks: list[CheckedTask],
-    image: Image,
+    image: str,
     limits: Limits,
     pool: SandboxPool,
     at_once: int,
@@ -97,9 +97,7 @@ async def run_checks(
 ) -> None:
     """Try the tasks without problems and add what is found. ``image`` is for tasks that name none. Raises EnvironmentFault."""
 
-    def image_of(task: PrivateTask) -> Image:
-        return resolve(task.public.image, task.public.directory) if task.public.image is not None else image
-
+    image_of = images_with(image)
     for checked in tasks:  # each image once, before several attempts ask for it
         if checked.task is not None and not checked.problems:
             try:

@@ -21,14 +21,14 @@ from hpcrl.errors import DataError, EnvironmentFault, InfraError, PolicyError, U
 from hpcrl.harness.loop import Limits as HarnessLimits
 from hpcrl.harness.program import run_program
 from hpcrl.sandbox.base import Mount, Sandbox
-from hpcrl.sandbox.images import Image
+from hpcrl.sandbox.images import Image, resolve
 from hpcrl.sandbox.limits import Limits
 from hpcrl.sandbox.pool import SandboxPool
 from hpcrl.sandbox.tasks import sandbox_spec
 from hpcrl.scoring.private import PrivateTask
 from hpcrl.scoring.runner import score
 
-__all__ = ["NOTHING", "ORACLE", "Agent", "Trial", "parse_agent", "try_tasks"]
+__all__ = ["NOTHING", "ORACLE", "Agent", "Trial", "images_with", "parse_agent", "try_tasks"]
 
 _SOLUTION = "/solution"
 _AGENT_S = 600.0
@@ -79,6 +79,16 @@ def parse_agent(text: str, endpoint: str = "", key: str = "") -> Agent:
             f"--agent {text}: allowed are oracle, nothing and command:PROGRAM, for example command:./agent.sh"
         )
     return Agent(kind="command", argv=argv, endpoint=endpoint, key=key)
+
+
+def images_with(default: str) -> Callable[[PrivateTask], Image]:
+    """The image of a task: its own, else ``default``. What it gives raises as resolve does."""
+
+    def image_of(task: PrivateTask) -> Image:
+        public = task.public
+        return resolve(public.image, public.directory) if public.image is not None else resolve(default)
+
+    return image_of
 
 
 async def try_tasks(
