@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpcrl.cli import bench, database, devcluster, shards, tasks
+from hpcrl.cli import bench, database, devcluster, images, shards, tasks
 from hpcrl.cli.errors import new_file, report_errors, run_at
 from hpcrl.errors import EnvironmentFault, UserError
 
@@ -26,7 +26,8 @@ app.add_typer(devcluster.app, name="devcluster", help="A real multi-node Slurm o
 app.add_typer(shards.app, name="shards", help="Look into trajectory shards.")
 app.add_typer(bench.app, name="bench", help="Measure hpcrl's own parts.")
 app.add_typer(database.app, name="db", help="Check a run's database.")
-app.add_typer(tasks.app, name="tasks", help="Check task directories.")
+app.add_typer(tasks.app, name="tasks", help="Check, run and convert tasks.")
+app.add_typer(images.app, name="images", help="The sandbox images of this machine.")
 
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a configuration key.")
@@ -153,6 +154,22 @@ def report_command(run_dir: Annotated[Path, typer.Argument(help="Run directory."
     run = run_at(run_dir)
     write_report(run.root)
     print(f"{run.summary}\n{run.report}")
+
+
+@app.command("score")
+@report_errors
+def score_command(
+    run_dir: Annotated[Path, typer.Argument(help="Run directory of a run that is not being served.")],
+    verifier: Annotated[
+        Path, typer.Option(metavar="DIR", help="Tasks (or one) with the new tests, under the old names.")
+    ],
+    jobs: Annotated[int, typer.Option(min=1, help="Attempts at once.")] = 4,
+    as_json: Annotated[bool, typer.Option("--json", help="The counts as JSON.")] = False,
+) -> None:
+    """Score a run's stored artifacts again with other tests; results go beside the old ones. Called again, it goes on."""
+    from hpcrl.cli.score import score_again
+
+    score_again(run_dir, verifier, jobs, as_json)
 
 
 @app.command("compare")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fnmatch
 import io
 import json
 import os
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from hpcrl.errors import DataError, PolicyError
 from hpcrl.sandbox.trees import MAX_DEPTH, Entry, TreeTooDeep, make_link, open_parent, read_file, walk, write_file
 
-__all__ = ["Applied", "apply_artifact", "link_stays_inside", "pack"]
+__all__ = ["Applied", "Declared", "apply_artifact", "link_stays_inside", "pack", "restrict"]
 
 _FORMAT = "1"
 
@@ -85,11 +86,8 @@ def pack(root: int, changed: Callable[[Entry], bool], known: Iterable[str], max_
         raise PolicyError("artifact_limit", f"directories are nested deeper than {MAX_DEPTH} levels") from error
     deleted = sorted(set(known) - seen)
     buffer = io.BytesIO()
-    first = tarfile.TarInfo(".")
-    first.type, first.mode = tarfile.DIRTYPE, 0o755
-    first.pax_headers = {"HPCRL.artifact": _FORMAT, "HPCRL.deleted": json.dumps(deleted, separators=(",", ":"))}
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        archive.addfile(first)
+        archive.addfile(_first(deleted))
         for member, content in sorted(members, key=lambda item: item[0].name):
             archive.addfile(member, io.BytesIO(content))
     return buffer.getvalue()
@@ -117,6 +115,61 @@ def _content(entry: Entry) -> bytes:
     except PermissionError:
         os.chmod(entry.name, stat.S_IMODE(entry.info.st_mode) | 0o600, dir_fd=entry.parent)
         return read_file(entry.parent, entry.name, entry.info.st_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A path in the work directory ("." for all of it) that goes to the verifier, without what ``exclude`` names.
+
+    Example: ``Declared("src", ("*.pyc", "vendor"))``. A pattern (fnmatch) holds for the path below ``path``, for the directories above
+    it, and where it has no "/" for each of their names.
+    """
+
+    path: str
+    exclude: tuple[str, ...] = ()
+
+    def keeps(self, path: str) -> bool:
+        """Whether ``path``, relative to the work directory, belongs to it."""
+        if self.path == ".":
+            below = path
+        elif path == self.path:
+            return True
+        elif path.startswith(self.path + "/"):
+            below = path[len(self.path) + 1 :]
+        else:
+            return False
+        parts = below.split("/")
+        above = ["/".join(parts[: count + 1]) for count in range(len(parts))]
+        return not any(fnmatch.fnmatchcase(name, pattern) for pattern in self.exclude for name in (*above, *parts))
+
+
+def restrict(artifact: bytes, declared: tuple[Declared, ...]) -> bytes:
+    """What of an artifact was declared, as an artifact. Raises DataError("artifact_corrupt")."""
+    buffer = io.BytesIO()
+    try:
+        with (
+            tarfile.open(fileobj=io.BytesIO(artifact), mode="r:") as whole,
+            tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as part,
+        ):
+            first, *members = whole.getmembers()
+            deleted = [
+                path for path in json.loads(first.pax_headers["HPCRL.deleted"]) if any(d.keeps(path) for d in declared)
+            ]
+            part.addfile(_first(deleted))
+            for member in members:
+                if any(d.keeps(member.name) for d in declared):
+                    part.addfile(member, whole.extractfile(member) if member.isreg() else None)
+    except (tarfile.TarError, KeyError, ValueError, EOFError, TypeError, AttributeError) as error:
+        raise DataError("artifact_corrupt", str(error)) from error
+    return buffer.getvalue()
+
+
+def _first(deleted: list[str]) -> tarfile.TarInfo:
+    """The member that carries the format and the deletions."""
+    first = tarfile.TarInfo(".")
+    first.type, first.mode = tarfile.DIRTYPE, 0o755
+    first.pax_headers = {"HPCRL.artifact": _FORMAT, "HPCRL.deleted": json.dumps(deleted, separators=(",", ":"))}
+    return first
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,41 +1,39 @@
 """From the name of an image to an unpacked root directory on this machine, built or unpacked once and cached.
 
-    directory             used as it is
-    FILE.sif              unpacked with `apptainer build --sandbox`
-    FILE.def              Bootstrap: debootstrap → mmdebstrap with this machine's apt sources; else `apptainer build --sandbox`
-    anything else         a name that the site has put below CACHE/images/ (`/` and `:` written as `_`)
+    directory               used as it is
+    FILE.sif                unpacked
+    docker-archive:FILE     unpacked, of what `docker save` or `podman save` wrote
+    FILE.def                Bootstrap: debootstrap → mmdebstrap with this machine's apt sources; else `apptainer build --sandbox`
+    Dockerfile              see dockerfile.py; its base is an image of the site's (below), or pulled
+    anything else           a name that the site has put below CACHE/images/ (`/` and `:` written as `_`)
 
-The cache (see :func:`cache_directory`) holds CACHE/images/KEY, built beside and renamed, one builder at a time (flock).
-An image directory is never written to again. As a program: prints the directory.
+What is built is kept in CACHE/images/ (see :func:`cache_directory`, image_cache.py). As a program: prints the directory.
 
     python -m hpcrl.sandbox.images containers/sandbox.def
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
-import secrets
-import shlex
-import shutil
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from hpcrl.errors import EnvironmentFault, HpcrlError, UserError
-from hpcrl.sandbox.apptainer import find_apptainer, sandbox_owner
-from hpcrl.sandbox.definition import Definition, parse_definition
-from hpcrl.sandbox.digests import combine, shape_digest
-from hpcrl.sandbox.trees import remove_tree
+from hpcrl.sandbox.apptainer import sandbox_owner
+from hpcrl.sandbox.builders import apptainer_build, build_dockerfile, mmdebstrap, release, unpack_sif
+from hpcrl.sandbox.definition import parse_definition
+from hpcrl.sandbox.digests import combine, shape_digest, tree_digest
+from hpcrl.sandbox.dockerfile import parse_dockerfile
+from hpcrl.sandbox.image_cache import build_once
 
-__all__ = ["Image", "cache_directory", "resolve"]
+__all__ = ["Image", "cache_directory", "pull", "resolve"]
 
-_BUILD_TIMEOUT_S = 3600
+_ARCHIVE = "docker-archive:"
+_REGISTRY = "docker://"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +74,14 @@ def resolve(name: str, base: Path | None = None, build: bool = True) -> Image:
     """
     if not name:
         raise UserError("an empty image name: give a directory, a .sif or a .def file")
-    path = _find(name, base)
+    path = _find(name.removeprefix(_ARCHIVE).removeprefix(_REGISTRY), base)
     if path is not None and path.is_file():
-        path = _cached(path, build)
+        path = _cached(path, build, name.startswith(_ARCHIVE))
     if path is None or not path.is_dir():
-        local = cache_directory() / "images" / name.replace("/", "_").replace(":", "_")
+        local = _local(name)
         raise UserError(
             f"image {name!r} is neither a directory, a .sif nor a .def file, and {local} does not exist; hpcrl pulls from no "
-            f"registry during a run: unpack it once with `apptainer build --sandbox {local} docker://{name}`"
+            f"registry during a run: unpack it once with `hpcrl images build docker://{name.removeprefix(_REGISTRY)}`"
         )
     # Links may be absolute, and then mean a path inside the image.
     if not os.path.lexists(path / "bin" / "sh") and not os.path.islink(path / "bin"):
@@ -91,11 +89,23 @@ def resolve(name: str, base: Path | None = None, build: bool = True) -> Image:
     return Image(path, _digest(path))
 
 
+def pull(name: str) -> Image:
+    """Unpack ``docker://NAME`` under the site's names, from where :func:`resolve` takes it. Raises as resolve does."""
+    build_once(_local(name), lambda target: apptainer_build(target, name, f"pulling {name}"), Path(name))
+    return resolve(name)
+
+
+def _local(name: str) -> Path:
+    """Where the site's image of that name lies."""
+    plain = name.removeprefix(_ARCHIVE).removeprefix(_REGISTRY)
+    return cache_directory() / "images" / plain.replace("/", "_").replace(":", "_")
+
+
 def _find(name: str, base: Path | None) -> Path | None:
     for parent in (*([base] if base is not None else []), Path.cwd()):
         if (parent / name).exists():
             return (parent / name).resolve()
-    local = cache_directory() / "images" / name.replace("/", "_").replace(":", "_")
+    local = _local(name)
     return local if local.is_dir() else None
 
 
@@ -104,124 +114,59 @@ def _digest(path: Path) -> str:
     return shape_digest(path)
 
 
-def _cached(file: Path, build: bool) -> Path:
+def _cached(file: Path, build: bool, archive: bool) -> Path:
+    """The unpacked directory of an image file."""
     registry = ""
-    data = file.read_bytes() if file.suffix == ".def" else None
-    if data is not None:
-        definition = parse_definition(data.decode("utf-8", "replace"), str(file))
-        registry = definition.registry
-        builder: Callable[[Path], None]
-        if definition.bootstrap == "debootstrap":
-            key = combine(data.decode("utf-8", "replace"), _release()[1])
-
-            def builder(target: Path) -> None:
-                _mmdebstrap(definition, target)
-        else:
-            key = combine(data.decode("utf-8", "replace"))
-
-            def builder(target: Path) -> None:
-                _run([find_apptainer(), "build", "--sandbox", str(target), str(file)], f"building {file}")
+    builder: _Builder
+    if archive:
+        key, builder = _content(file), lambda target: apptainer_build(target, f"{_ARCHIVE}{file}", f"unpacking {file}")
     elif file.suffix == ".sif":
-        with open(file, "rb") as stream:
-            key = "sha256-" + hashlib.file_digest(stream, "sha256").hexdigest()
-
-        def builder(target: Path) -> None:
-            _run([find_apptainer(), "build", "--sandbox", str(target), str(file)], f"unpacking {file}")
+        key, builder = _content(file), lambda target: unpack_sif(target, file)
+    elif file.suffix == ".def":
+        key, builder, registry = _defined(file)
+    elif file.name == "Dockerfile" or file.name.startswith("Dockerfile.") or file.suffix == ".Dockerfile":
+        key, builder, registry = _of_dockerfile(file)
     else:
-        raise UserError(f"image file {file} must end in .def (a definition) or .sif (an image)")
+        raise UserError(
+            f"image file {file} must end in .def (a definition) or .sif (an image), be named Dockerfile, or be given as "
+            f"{_ARCHIVE}{file.name}"
+        )
     target = cache_directory() / "images" / key
     if registry and not build and not target.is_dir():
         raise UserError(
             f"image {file} is not built yet, and its base must be pulled ({registry}): run tools/build-image {file} where it can be"
         )
-    return _build_once(target, builder, file, build)
+    return build_once(target, builder, file, build)
 
 
-def _build_once(target: Path, builder: Callable[[Path], None], source: Path, build: bool) -> Path:
-    if target.is_dir():
-        return target
-    if not build:
-        raise EnvironmentFault(f"image {source} is not built yet: run tools/build-image {source}")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(target.with_name(target.name + ".lock")):
-        if target.is_dir():
-            return target
-        print(f"building sandbox image {source} (once)", file=sys.stderr, flush=True)
-        new = target.with_name(f".{target.name}.{secrets.token_hex(4)}.new")
-        try:
-            builder(new)
-            os.chmod(new, 0o755)
-            new.rename(target)
-        finally:
-            remove_tree(new)
-    return target
+_Builder = Callable[[Path], None]
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+def _content(file: Path) -> str:
+    with open(file, "rb") as stream:
+        return "sha256-" + hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _release() -> tuple[str, str]:
-    """(id, codename) of this machine's distribution, for example ("debian", "trixie")."""
-    fields: dict[str, str] = {}
-    try:
-        for line in Path("/etc/os-release").read_text(encoding="utf-8").splitlines():
-            name, _, value = line.partition("=")
-            fields[name] = value.strip('"')
-    except OSError:
-        pass
-    return fields.get("ID", ""), fields.get("VERSION_CODENAME", "")
+def _defined(file: Path) -> tuple[str, _Builder, str]:
+    text = file.read_bytes().decode("utf-8", "replace")
+    definition = parse_definition(text, str(file))
+    if definition.bootstrap == "debootstrap":
+        return combine(text, release()[1]), lambda target: mmdebstrap(definition, target), ""
+    return combine(text), lambda target: apptainer_build(target, str(file), f"building {file}"), definition.registry
 
 
-def _mmdebstrap(definition: Definition, target: Path) -> None:
-    """A minimal Debian of this machine's own release, from the machine's own apt sources."""
-    distribution, codename = _release()
-    program = shutil.which("mmdebstrap")
-    if distribution != "debian" or program is None:
-        raise EnvironmentFault(
-            "building this image needs Debian and mmdebstrap (tools/install-apptainer installs it); elsewhere build it with "
-            "`apptainer build --sandbox DIRECTORY` from the same definition and set `sandbox.image: DIRECTORY`"
-        )
-    listing = _run(
-        [
-            "apt-get",
-            "indextargets",
-            "--no-release-info",
-            "--format",
-            "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $(REPO_URI) $(RELEASE) $(COMPONENT)",
-            "Created-By: Packages",
-        ],
-        "reading the apt sources",
+def _of_dockerfile(file: Path) -> tuple[str, _Builder, str]:
+    """The file's directory is the build's context, and part of the key with the base's content."""
+    recipe = parse_dockerfile(file.read_text(encoding="utf-8", errors="replace"), str(file))
+    local = _local(recipe.base)
+    base = local if local.is_dir() else None
+    of_base = _digest(base) if base is not None else ""
+    key = combine("Dockerfile", recipe.base, of_base, recipe.script, *recipe.environment, tree_digest(file.parent))
+    return (
+        key,
+        lambda target: build_dockerfile(target, recipe, base, file.parent, str(file)),
+        "" if base else f"{_REGISTRY}{recipe.base}",
     )
-    # Third-party sources have other keys and no place in the image.
-    sources = [
-        line for line in dict.fromkeys(listing.splitlines()) if line.split()[3].split("-")[0] in (codename, "stable")
-    ]
-    if not sources:
-        raise EnvironmentFault(f"no Debian archive for {codename!r} among the configured apt sources")
-    argv = [program, "--variant=minbase", '--aptopt=Acquire::Languages "none"']
-    if definition.include:
-        argv.append("--include=" + ",".join(definition.include))
-    if definition.sections.get("post"):
-        argv.append(f'--customize-hook=chroot "$1" /bin/sh -eu -c {shlex.quote(definition.sections["post"])}')
-    _run([*argv, codename, str(target), "-"], "building a Debian image", "\n".join(sources) + "\n")
-
-
-def _run(argv: list[str], what: str, given: str = "") -> str:
-    try:
-        done = subprocess.run(argv, input=given, capture_output=True, text=True, timeout=_BUILD_TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise EnvironmentFault(f"{what} failed: {error}") from error
-    if done.returncode != 0:
-        tail = " | ".join(line for line in done.stderr.strip().splitlines()[-5:])
-        raise EnvironmentFault(f"{what} failed (status {done.returncode}): {tail}")
-    return done.stdout
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ __all__ = ["misspelt"]
 _ANYWHERE = ("network_mode", "allowed_hosts")
 _SECTIONS = {
     "agent": ("timeout_sec", "user", *_ANYWHERE),
-    "verifier": ("timeout_sec", "env", "user", *_ANYWHERE),
+    "verifier": ("timeout_sec", "env", "user", "environment_mode", "environment", "collect", *_ANYWHERE),
     "solution": ("env",),
     "environment": (
         *(
@@ -26,10 +26,21 @@ _SECTIONS = {
             "allow_internet",
         ),
         *("gpus", "gpu_types", "memory", "storage", "mcp_servers", "skills_dir", "healthcheck", *_ANYWHERE),
+        *("os", "tpu"),
     ),
 }
-"""Harbor's sections and keys (its task format, version 1.1), and hpcrl's `image`."""
-_TOP = (*_SECTIONS, "version", "schema_version", "task", "metadata", "source", "steps", "artifacts")
+"""Harbor's sections and keys (its task format up to schema version 1.4), and hpcrl's `image`."""
+_TOP = (
+    *_SECTIONS,
+    "version",
+    "schema_version",
+    "task",
+    "metadata",
+    "source",
+    "steps",
+    "artifacts",
+    "multi_step_reward_strategy",
+)
 _ALIKE = 0.75
 
 

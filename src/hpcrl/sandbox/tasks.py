@@ -2,11 +2,12 @@
 
     TASK/instruction.md                 what the agent is told
          task.toml                      [agent] timeout_sec   [environment] docker_image|image, workdir, env, memory_mb, storage_mb
+                                        artifacts, with [verifier] environment_mode = "separate"
          environment/files/             copied into the work directory
-         environment/Dockerfile, …      for those who build the image; part of environment_version
+         environment/Dockerfile, …      built when `image` names it; its WORKDIR holds where task.toml has no workdir
          tests/, solution/              private: scoring.private reads them, nothing here does
 
-Keys of task.toml that hpcrl does not use are left alone: Harbor's own files have more of them.
+What hpcrl cannot honour is refused by name (harbor.py); other keys that it does not use are left alone.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hpcrl.errors import UserError
+from hpcrl.sandbox.artifact import Declared
 from hpcrl.sandbox.base import SandboxSpec
 from hpcrl.sandbox.digests import combine, tree_digest
+from hpcrl.sandbox.dockerfile import last_workdir
+from hpcrl.sandbox.harbor import declared_artifacts, literal, megabytes, refuse_unsupported
 from hpcrl.sandbox.images import Image
 from hpcrl.sandbox.limits import Limits
 
@@ -55,6 +59,8 @@ class Task:
     storage_mib: int | None
     files_digest: str
     """Digest of environment/ and of what task.toml says about it, without the image."""
+    artifacts: tuple[Declared, ...] | None = None
+    """Paths in the work directory that the verifier gets of what the agent changed; None: everything."""
 
     def environment_version(self, image: Image) -> str:
         """What the agent's surroundings were: image and task files, one digest."""
@@ -66,6 +72,7 @@ def load_task(directory: Path) -> Task:
     directory = Path(directory).resolve()
     where = directory / "task.toml"
     table = read_toml(where)
+    refuse_unsupported(table, directory)
     try:
         instruction = (directory / "instruction.md").read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -75,7 +82,7 @@ def load_task(directory: Path) -> Task:
     image = value_of(table, "environment", "image", str, where) or value_of(
         table, "environment", "docker_image", str, where
     )
-    workdir = value_of(table, "environment", "workdir", str, where) or "/work"
+    workdir = value_of(table, "environment", "workdir", str, where) or _image_workdir(directory) or "/work"
     _check_workdir(workdir, where)
     env = variables_of(table, "environment", where)
     environment = directory / "environment"
@@ -91,9 +98,10 @@ def load_task(directory: Path) -> Task:
         env=env,
         files=files if files.is_dir() else None,
         agent_timeout_s=_positive(table, "agent", "timeout_sec", where),
-        memory_mib=_mib(table, "memory_mb", where),
-        storage_mib=_mib(table, "storage_mb", where),
+        memory_mib=_mib(table, "memory", where),
+        storage_mib=_mib(table, "storage", where),
         files_digest=combine(content, workdir, settings),
+        artifacts=declared_artifacts(table, workdir, where),
     )
 
 
@@ -169,7 +177,7 @@ def variables_of(table: dict[str, Any], section: str, where: Path) -> dict[str, 
             raise UserError(
                 f"{where}: [{section}] env has {name!r}, which is no name of a variable (letters, digits and _, no digit first)"
             )
-    return env
+    return {name: literal(value, f"{where}: [{section}] env {name}") for name, value in env.items()}
 
 
 def _check_workdir(workdir: str, where: Path) -> None:
@@ -198,5 +206,16 @@ def _positive(table: dict[str, Any], section: str, key: str, where: Path) -> flo
 
 
 def _mib(table: dict[str, Any], key: str, where: Path) -> int | None:
-    value = _positive(table, "environment", key, where)
-    return int(value) if value is not None else None
+    """``KEY_mb``, or ``KEY`` ("2G") as older files have it."""
+    value = _positive(table, "environment", key + "_mb", where)
+    if value is None:
+        return megabytes(value_of(table, "environment", key, str, where), key, where)
+    return int(value)
+
+
+def _image_workdir(directory: Path) -> str | None:
+    """Where commands of the task's own image start."""
+    dockerfile = directory / "environment" / "Dockerfile"
+    if not dockerfile.is_file():
+        return None
+    return last_workdir(dockerfile.read_text(encoding="utf-8", errors="replace"))

@@ -16,7 +16,8 @@ _DEFAULT_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrivateTask:
-    """``verifier_version``: digest of tests/ and of the verifier's settings. ``solution``: the reference script, if there is one."""
+    """``verifier_version``: digest of tests/ and of the verifier's settings. ``solution``: the reference script, if there is one, and
+    ``solution_env`` what it is given."""
 
     public: Task
     tests: Path
@@ -24,6 +25,7 @@ class PrivateTask:
     env: dict[str, str]
     verifier_version: str
     solution: Path | None
+    solution_env: dict[str, str]
 
 
 def load_private(directory: Path) -> PrivateTask:
@@ -47,4 +49,5 @@ def load_private(directory: Path) -> PrivateTask:
         env=env,
         verifier_version=combine(tree_digest(tests), settings),
         solution=solution if solution.is_file() else None,
+        solution_env=variables_of(table, "solution", where),
     )

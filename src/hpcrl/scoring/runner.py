@@ -30,6 +30,7 @@ import time
 from dataclasses import dataclass, field, replace
 
 from hpcrl.errors import InfraError, PolicyError
+from hpcrl.sandbox.artifact import restrict
 from hpcrl.sandbox.base import Mount, Sandbox
 from hpcrl.sandbox.images import Image
 from hpcrl.sandbox.limits import Limits
@@ -69,6 +70,8 @@ async def score(
 ) -> Score:
     """Score ``artifact``. Raises InfraError, DataError as listed above. ``name`` labels the scratch directory."""
     began = time.monotonic()
+    if task.public.artifacts is not None:
+        artifact = restrict(artifact, task.public.artifacts)
     spec = replace(
         sandbox_spec(task.public, image, limits),
         artifact=artifact,

@@ -1,7 +1,11 @@
-"""``hpcrl tasks check``: every problem of every task, one line each."""
+"""``hpcrl tasks check --quick``: every problem of every task, one line each.
+
+What needs sandboxes is in integration/test_task_commands.py.
+"""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -26,7 +30,7 @@ def add(folder: Path, name: str, toml: str = "") -> Path:
 
 
 def check(folder: Path) -> Result:
-    return CliRunner().invoke(app, ["tasks", "check", str(folder)])
+    return CliRunner().invoke(app, ["tasks", "check", "--quick", str(folder)])
 
 
 def test_good_tasks(tmp_path: Path) -> None:
@@ -37,7 +41,7 @@ def test_good_tasks(tmp_path: Path) -> None:
     add(tasks, "plain")
     for place, count in ((tasks, 2), (own, 1)):
         result = check(place)
-        assert (result.exit_code, result.stdout) == (0, f"{count} tasks in {place} are well-formed\n")
+        assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, f"{count} of {count} tasks are well-formed")
 
 
 @pytest.mark.parametrize(
@@ -57,8 +61,9 @@ def test_one_problem_is_one_line(tmp_path: Path, toml: str, words: str) -> None:
     add(tmp_path / "tasks", "good")
     result = check(tmp_path / "tasks")
     assert result.exit_code == 2
-    [line] = result.stderr.strip().splitlines()
-    assert line.startswith(f"hpcrl: {task / 'task.toml'}: ")
+    assert result.stderr == "hpcrl: 1 of 2 tasks have problems\n"
+    [line] = [line for line in result.stdout.splitlines() if not line.startswith("note: ")][:-1]
+    assert line.startswith(f"{task / 'task.toml'}: ")
     assert words in line
 
 
@@ -68,8 +73,8 @@ def test_all_problems_are_told(tmp_path: Path) -> None:
     (add(tasks, "b") / "tests" / "test.sh").unlink()
     result = check(tasks)
     assert result.exit_code == 2
-    assert len(result.stdout.strip().splitlines()) == 3
-    assert result.stderr == f"hpcrl: 3 problems in the 2 tasks of {tasks}\n"
+    assert len([line for line in result.stdout.splitlines() if not line.startswith("note: ")]) == 4
+    assert result.stderr == "hpcrl: 2 of 2 tasks have problems\n"
 
 
 def test_what_a_run_builds_by_itself_is_only_noted(tmp_path: Path, cache: Path) -> None:
@@ -79,3 +84,22 @@ def test_what_a_run_builds_by_itself_is_only_noted(tmp_path: Path, cache: Path) 
     assert result.exit_code == 0
     assert f"note: image {task / 'image.def'} is not built yet: run tools/build-image" in result.stdout
     assert not cache.exists()
+
+
+def test_several_places_and_json(tmp_path: Path) -> None:
+    one, two = add(tmp_path / "x", "one"), add(tmp_path / "y", "two", "[[steps]]\nname = 'a'\n")
+    result = CliRunner().invoke(app, ["tasks", "check", "--quick", "--json", str(one), str(two.parent)])
+    assert result.exit_code == 2
+    good, bad = json.loads(result.stdout)
+    assert (good["task"], good["ok"], good["problems"]) == ("one", True, [])
+    assert (bad["task"], bad["ok"]) == ("two", False) and "[[steps]]" in bad["problems"][0]
+
+
+def test_an_unknown_agent_and_an_unknown_format_are_refused(tmp_path: Path) -> None:
+    task = add(tmp_path, "one")
+    result = CliRunner().invoke(app, ["tasks", "run", str(task), "--agent", "expert"])
+    assert result.exit_code == 2 and "allowed are oracle, nothing and command:PROGRAM" in result.stderr
+    result = CliRunner().invoke(
+        app, ["tasks", "convert", "other", str(task / "task.toml"), "--out", str(tmp_path / "o")]
+    )
+    assert result.exit_code == 2 and "only swebench" in result.stderr

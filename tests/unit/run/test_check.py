@@ -59,7 +59,7 @@ def test_an_image_that_nobody_has_is_named_with_its_task(folders: Path, split: s
     with pytest.raises(UserError) as caught:
         check(folders)
     assert str(caught.value).startswith(f"task {task}: image 'python:3.12' is neither a directory, a .sif nor a .def")
-    assert "apptainer build --sandbox" in str(caught.value)
+    assert "hpcrl images build docker://python:3.12" in str(caught.value)
 
 
 def test_an_image_without_a_shell_is_named_with_its_task(folders: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcrl.errors import DataError, PolicyError
-from hpcrl.sandbox.artifact import apply_artifact, link_stays_inside, pack
+from hpcrl.sandbox.artifact import Declared, apply_artifact, link_stays_inside, pack, restrict
 
 
 @pytest.fixture
@@ -131,3 +131,24 @@ def test_sizes_are_bounded(root: tuple[Path, int]) -> None:
 def test_an_artifact_without_changes_applies(root: tuple[Path, int]) -> None:
     packed = pack(root[1], lambda entry: False, [], 1000)
     assert apply_artifact(packed, root[1], None, 1000).written == 0
+
+
+def test_only_what_was_declared_is_kept(tmp_path: Path) -> None:
+    for name in ("keep/a", "keep/b.pyc", "other"):
+        (tmp_path / "new" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "new" / name).write_text(name)
+    (tmp_path / "old" / "keep").mkdir(parents=True)
+    for name in ("keep/gone", "gone"):
+        (tmp_path / "old" / name).write_text("old")
+    root = os.open(tmp_path / "new", os.O_RDONLY)
+    whole = pack(root, lambda _: True, ("keep/gone", "gone"), 1 << 20)
+    part = restrict(whole, (Declared("keep", ("*.pyc",)),))
+    target = os.open(tmp_path / "old", os.O_RDONLY)
+    apply_artifact(part, target, None, 1 << 20)
+    found = sorted(str(path.relative_to(tmp_path / "old")) for path in (tmp_path / "old").rglob("*"))
+    assert found == ["gone", "keep", "keep/a"]
+    assert restrict(whole, (Declared("."),)) == whole
+    with pytest.raises(DataError):
+        restrict(b"none", (Declared("."),))
+    os.close(root)
+    os.close(target)
