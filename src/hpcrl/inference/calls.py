@@ -263,7 +263,7 @@ class Calls:
         spans = [(span.start, span.end, span.version) for span in generated.spans]
         calls = [canonical_call(one.id, one.name, one.arguments) for one in parsed.calls]
         now = self._clock.now()
-        record = Sampled(ids, generated.logprobs, spans, parsed.content, calls, parsed.calls, sampled)
+        record = Sampled(ids, generated.logprobs, spans, parsed.content, calls, parsed.calls, sampled, generated.times)
         session.finish(call, record, ending, now)
         prompt = len(call.prompt.token_ids)
         return Answer(call.request_id, SERVED_MODEL, parsed.content, ending, prompt, len(ids), now, parsed.calls)
