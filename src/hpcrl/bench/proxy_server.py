@@ -24,9 +24,11 @@ from hpcrl.inference.proxy import Proxy
 from hpcrl.inference.replica import Replica
 from hpcrl.inference.tokenizer import HFTokenizer
 
-__all__ = ["REPLICA", "SECRET", "VERSION"]
+__all__ = ["KEPT_S", "REPLICA", "SECRET", "VERSION"]
 
 SECRET, REPLICA, VERSION = "bench", "r0", "0.0"
+KEPT_S = 5.0
+"""The stub's proxy keeps taken records for less time than the measurement takes, as a run of hours does with the usual 300 s."""
 
 
 class _Server(uvicorn.Server):
@@ -36,13 +38,8 @@ class _Server(uvicorn.Server):
 
 
 async def _serve_stub(config: RunConfig, stopped: asyncio.Event) -> None:
-    proxy = Proxy(
-        config,
-        SECRET,
-        REPLICA,
-        StubEngine(itertools.repeat([*b"cat sol.py"]), VERSION),
-        HFTokenizer(Path(config.model.path)),
-    )
+    engine = StubEngine(itertools.repeat([*b"cat sol.py"]), VERSION)
+    proxy = Proxy(config, SECRET, REPLICA, engine, HFTokenizer(Path(config.model.path)), kept_s=KEPT_S)
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     server = _Server(uvicorn.Config(proxy.app, log_level="warning", access_log=False, lifespan="off", http="httptools"))

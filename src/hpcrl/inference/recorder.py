@@ -20,8 +20,10 @@ from hpcrl.inference.tokens import Context, Messages, Prompt, Prompts, Tools
 from hpcrl.protocol.messages import Sampling
 from hpcrl.protocol.record import AttemptRecord, CalledTool, Ending, EngineTimes, Opens, RequestRecord, VersionSpan
 
-__all__ = ["Call", "Recorder", "Sampled", "Session"]
+__all__ = ["RECORD_KEPT_S", "Call", "Recorder", "Sampled", "Session"]
 
+RECORD_KEPT_S = 300.0
+"""How long a taken record can be taken again."""
 _OPEN_CONTEXTS = 8
 """Contexts looked at for an extension, latest first."""
 
@@ -265,7 +267,7 @@ class Session:
 class Recorder:
     """The sessions of one replica; memory is bounded by releasing closed and abandoned ones."""
 
-    def __init__(self, *, keep_s: float = 300.0, idle_s: float = 3600.0) -> None:
+    def __init__(self, *, keep_s: float = RECORD_KEPT_S, idle_s: float = 3600.0) -> None:
         self._keep_s = keep_s
         self._idle_s = idle_s
         self._sessions: dict[str, Session] = {}
