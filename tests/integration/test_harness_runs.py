@@ -50,7 +50,7 @@ def trained(config: str, root: Path, sets: Sequence[str], attempts: int) -> dict
     hpcrl = Path(sys.executable).with_name("hpcrl")
     changed = [part for one in sets for part in ("--set", one)]
     command = [str(hpcrl), "run", config, "--launcher", "local", "--run-dir", str(root), *changed]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=800, check=False)
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
     logs = "\n".join(path.read_text(errors="replace")[-2000:] for path in root.glob("logs/*/*.log"))
     assert ended.returncode == 0, ended.stdout + ended.stderr + logs
     run = RunDir(root)
@@ -72,7 +72,7 @@ def test_agents_that_are_not_ours_are_trained(tmp_path: Path) -> None:
     """A script with curl, the openai client, mini-swe-agent: each on a task of its own, all in one step."""
     choose = ["#!/bin/bash"]
     for (name, config), task in zip(AGENTS.items(), sorted(REPAIR.iterdir()), strict=False):
-        instruction = (task / "instruction.md").read_text()
+        instruction = (task / "instruction.md").read_text().strip()  # as the agent gets it
         new_task(tmp_path / "tasks" / name, instruction, (task / "environment" / "files" / "sol.py").read_text())
         command = load_config(ROOT / "configs" / f"{config}.yaml").harness.command
         mine = shlex.quote(str(tmp_path / "tasks" / name / "instruction.md"))

@@ -8,7 +8,7 @@ from typing import Any
 
 __all__ = ["INSTRUCTION", "REPLIES", "SOURCE", "save_tool_model"]
 
-INSTRUCTION = "Make it right.\n"
+INSTRUCTION = "Make it right."
 SOURCE = "wrong\n"
 
 
