@@ -86,7 +86,7 @@ def test_agents_that_are_not_ours_are_trained(tmp_path: Path) -> None:
         *("trainer.steps=1", "trainer.groups_per_step=3", "rollout.group_size=4", "rollout.attempt_timeout_s=600"),
     ]
     found = trained("configs/harness-command.yaml", tmp_path / "run", sets, 12)
-    assert {name: len(each) for name, each in found.items()} == dict.fromkeys(AGENTS, 4)
+    assert found.keys() == AGENTS.keys() and min(map(len, found.values())) >= 4
     for trajectories in found.values():
         for trajectory in trajectories:
             assert [message["role"] for message in trajectory.messages][:2] == ["user", "assistant"]
