@@ -16,13 +16,13 @@ from typing import Any
 import aiohttp
 import pytest
 import uvicorn
-from toy import END, ToyTokenizer
+from toy import ToyTokenizer
 
+from hpcrl.bench.stub_engine import StubEngine
 from hpcrl.config.schema import RunConfig
 from hpcrl.config.sections import ModelSection, RolloutSection, TasksSection
 from hpcrl.harness import TOOLS, ChatClient, Limits, Outcome, run_attempt, run_program
 from hpcrl.inference.proxy import Proxy
-from hpcrl.inference.supervisor import Generated, TokenSpan
 from hpcrl.protocol.keys import AttemptKey, records_key, sign_attempt_key
 from hpcrl.protocol.messages import Lease, Sampling, ScoredAttempt
 from hpcrl.protocol.record import AttemptRecord
@@ -36,29 +36,6 @@ CONFIG = RunConfig(
     tasks=TasksSection(train="t"),
     rollout=RolloutSection(context_tokens=4000, max_tokens=2000),
 )
-
-
-class ScriptedEngine:
-    """Replies in order, whatever it is asked; remembers the prompts as text."""
-
-    served_version = VERSION
-
-    def __init__(self, replies: list[str]) -> None:
-        self.replies = replies
-        self.prompts: list[str] = []
-
-    async def until_serving(self) -> None:
-        pass
-
-    def version_for(self, key: AttemptKey) -> str | None:
-        return VERSION
-
-    async def generate(
-        self, version: str, token_ids: list[int], sampling: Sampling, stop_token_ids: list[int], **more: Any
-    ) -> Generated:
-        self.prompts.append(ToyTokenizer().decode(token_ids))
-        ids = [*map(ord, self.replies.pop(0)), END]
-        return Generated(ids, [-0.5] * len(ids), "stop", [TokenSpan(0, len(ids), VERSION)])
 
 
 @dataclass
@@ -89,7 +66,7 @@ class Place:
     """A served proxy, and one attempt of it."""
 
     base_url: str
-    engine: ScriptedEngine
+    engine: StubEngine
     session: aiohttp.ClientSession
     api_key: str = sign_attempt_key(SECRET, AttemptKey("g0-r0-a0", VERSION, "r0"))
 
@@ -115,7 +92,7 @@ class Place:
 
 @contextlib.asynccontextmanager
 async def served(replies: list[str]) -> AsyncIterator[Place]:
-    engine = ScriptedEngine(replies)
+    engine = StubEngine(iter([[*map(ord, reply)] for reply in replies]), VERSION)
     proxy = Proxy(CONFIG, SECRET, "r0", engine, ToyTokenizer())
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(proxy.app, log_level="warning", lifespan="off"))
@@ -204,7 +181,6 @@ def test_an_agent_in_bash_and_curl(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 def test_mini_swe_agent(tmp_path: Path) -> None:
     """Starts in the time that litellm needs to be imported: seconds, or minutes on a busy machine."""
-    pytest.importorskip("minisweagent")
     (tmp_path / "sol.py").write_text("wrong\n")
     replies = [
         "THOUGHT: look.\n" + call("bash", '{"command": "cat sol.py"}'),
@@ -223,13 +199,14 @@ def test_mini_swe_agent(tmp_path: Path) -> None:
         assert (tmp_path / "sol.py").read_text() == "right\n"
         record = await place.trained()
         assert [request.ending for request in record.requests] == ["tool_calls", "stop", "tool_calls", "tool_calls"]
-        assert place.engine.replies == []
+        assert next(place.engine.replies, None) is None
 
     run(replies, scenario)
 
 
 def test_the_openai_client(tmp_path: Path) -> None:
-    openai = pytest.importorskip("openai")
+    import openai
+
     replies = [call("bash", '{"command": "ls"}'), "Hel\nlo é", "again"]
 
     def talk(base_url: str, api_key: str) -> None:

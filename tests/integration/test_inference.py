@@ -104,6 +104,9 @@ def test_dialogue_is_recorded_token_exactly(loop: Loop, served: tuple[Replica, s
     for request in record.requests:
         assert request.ending in ("stop", "length")
         assert all(record.loss_mask[request.start : request.end])
+        assert request.engine is not None
+        parts = request.engine.queue_s, request.engine.prefill_s, request.engine.decode_s
+        assert min(parts) >= 0 and request.engine.prefill_s > 0 and sum(parts) <= request.generate_s
     assert all(math.isfinite(value) and value <= 0 for value in record.logprobs)
     assert largest_gap(models[0], record) < 1e-4
     first = HFTokenizer(models[0])
@@ -220,6 +223,23 @@ def test_client_that_leaves_cancels_its_generation(loop: Loop, served: tuple[Rep
     record = loop.run(leave())
     assert record.requests[-1].ending == "client_cancelled"
     assert record.requests[-1].start == record.requests[-1].end
+
+
+def test_kv_use_is_what_running_generations_hold(loop: Loop, served: tuple[Replica, str]) -> None:
+    replica, url = served
+
+    async def look() -> list[float | None]:
+        asked = [{"role": "user", "content": "x" * 200}]
+        calls = [asyncio.create_task(Client(url, f"kv-{index}").chat(asked)) for index in range(16)]
+        found = []
+        while not all(call.done() for call in calls):
+            found.append(await replica.kv_use())
+        return found
+
+    began = time.monotonic()
+    seen = [use for use in loop.run(look()) if use is not None]
+    print(f"{len(seen)} samples in {time.monotonic() - began:.2f} s beside 16 generations, highest {max(seen):.4f}")
+    assert 0.0 < max(seen) <= 1.0 and min(seen) >= 0.0
 
 
 def test_throughput_with_32_callers(loop: Loop, served: tuple[Replica, str]) -> None:

@@ -7,7 +7,8 @@
     a dialogue     10 turns (600, then 200 bytes, and replies of 32);
                    what vLLM counts as found in its prefix cache at the last                prefix_hit_turn10
     long ones      50 turns, 8,000 tokens; as for one stream, the last turn over the first  latency_ratio_turn50
-    the proxy      20,000 requests of 400 attempts over an engine that answers at once      rss_growth, after a quarter of them
+    the proxy      20,000 requests of 400 attempts over an engine that answers at once,
+                   records kept for 5 s instead of 300                                      rss_growth, after a quarter of them
 
 The proxy, vLLM and the load are three processes, as in a run. The model is the quickstart's with more positions.
 
@@ -280,7 +281,10 @@ async def _long_dialogues(load: _Load, dialogues: int, turns: int) -> float:
 
 
 async def _memory(load: _Load, requests: int) -> float:
-    """Relative growth of the proxy's resident memory from a quarter of the requests to all of them."""
+    """Relative growth of the proxy's resident memory from a quarter of the requests to all of them.
+
+    Records live ``KEPT_S`` after they were taken: from the first quarter on as many go as come.
+    """
     per_attempt = 50
     attempts, warm = requests // per_attempt, 0.0
     for number in range(attempts):

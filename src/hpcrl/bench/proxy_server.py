@@ -9,42 +9,26 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import uvicorn
 
+from hpcrl.bench.stub_engine import StubEngine
 from hpcrl.config import RunConfig, load_config
 from hpcrl.inference.proxy import Proxy
 from hpcrl.inference.replica import Replica
-from hpcrl.inference.supervisor import Generated, TokenSpan
 from hpcrl.inference.tokenizer import HFTokenizer
-from hpcrl.protocol.keys import AttemptKey
-from hpcrl.protocol.messages import Sampling
 
-__all__ = ["REPLICA", "SECRET", "VERSION"]
+__all__ = ["KEPT_S", "REPLICA", "SECRET", "VERSION"]
 
 SECRET, REPLICA, VERSION = "bench", "r0", "0.0"
-
-
-class _Stub:
-    served_version = VERSION
-
-    async def until_serving(self) -> None:
-        pass
-
-    def version_for(self, key: AttemptKey) -> str | None:
-        return VERSION
-
-    async def generate(
-        self, version: str, token_ids: list[int], sampling: Sampling, stop_token_ids: list[int], **more: Any
-    ) -> Generated:
-        ids = [*b"cat sol.py", stop_token_ids[0]]
-        return Generated(ids, [-0.1] * len(ids), "stop", [TokenSpan(0, len(ids), VERSION)])
+KEPT_S = 5.0
+"""The stub's proxy keeps taken records for less time than the measurement takes, as a run of hours does with the usual 300 s."""
 
 
 class _Server(uvicorn.Server):
@@ -54,7 +38,8 @@ class _Server(uvicorn.Server):
 
 
 async def _serve_stub(config: RunConfig, stopped: asyncio.Event) -> None:
-    proxy = Proxy(config, SECRET, REPLICA, _Stub(), HFTokenizer(Path(config.model.path)))
+    engine = StubEngine(itertools.repeat([*b"cat sol.py"]), VERSION)
+    proxy = Proxy(config, SECRET, REPLICA, engine, HFTokenizer(Path(config.model.path)), kept_s=KEPT_S)
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     server = _Server(uvicorn.Config(proxy.app, log_level="warning", access_log=False, lifespan="off", http="httptools"))

@@ -1,7 +1,10 @@
 """Which rollout goes to which replica next: evaluations first, then the oldest group's pending rollouts, then a new group.
 
 A rollout is bound to one replica and to the version that replica serves now. A replica is usable while it is UP and its version
-is of the present lineage and has had its quorum; among the usable ones that are fresh enough the least loaded is taken.
+is of the present lineage and has had its quorum; among the usable ones that are fresh enough the one with the least KV use is taken.
+
+KV use is what each replica last reported, corrected by the attempts that came and went since, each counted as the mean attempt's
+share. Where it is equal (nothing generates, nothing was reported yet) the fewest live attempts decide.
 """
 
 from __future__ import annotations
@@ -54,7 +57,14 @@ class Binder:
     @staticmethod
     def _least_loaded(usable: list[Replica], min_step: int) -> Replica | None:
         fresh = [r for r in usable if r.version is not None and r.version.step >= min_step]
-        return min(fresh, key=lambda replica: (len(replica.live), replica.replica_id), default=None)
+        counted = sum(replica.kv_attempts for replica in usable)
+        share = sum(replica.kv_use for replica in usable) / counted if counted else 0.0
+
+        def load(replica: Replica) -> tuple[float, int, str]:
+            kv_use = replica.kv_use + share * (len(replica.live) - replica.kv_attempts)
+            return kv_use, len(replica.live), replica.replica_id
+
+        return min(fresh, key=load, default=None)
 
     # ------------------------------------------------------------ rollouts
 

@@ -175,7 +175,8 @@ class ReplicaState(StrEnum):
 
 @dataclass(kw_only=True, slots=True)
 class Replica:
-    """One inference server behind its proxy. ``live``: attempts of it in BOUND."""
+    """One inference server behind its proxy. ``live``: attempts of it in BOUND. ``kv_use``: the share of its KV cache that it last
+    reported, ``kv_attempts``: how many were live then; neither is stored."""
 
     replica_id: str
     base_url: str
@@ -186,6 +187,8 @@ class Replica:
     draining_since: float = 0.0
     target_since: float = 0.0
     live: dict[str, Attempt] = field(default_factory=dict)
+    kv_use: float = 0.0
+    kv_attempts: int = 0
 
     @property
     def serving(self) -> bool:

@@ -63,6 +63,7 @@ class Queue:
             c.SCORING_FAILED.path: self.scorer.failed,
             c.REGISTER.path: self.replicas.register,
             c.FLIP.path: self.replicas.flip,
+            c.LOAD.path: self.replicas.load,
             c.ENDED.path: self.replicas.ended,
             c.READY.path: self.replicas.ready,
             c.REFUSED.path: self.replicas.refused,

@@ -42,6 +42,7 @@ class ReplicaCalls:
         for attempt in list(replica.live.values()):
             self._l.fail(attempt, "infra", reason, now)
         replica.version, replica.state, replica.target = None, ReplicaState.UP, None
+        replica.kv_use, replica.kv_attempts = 0.0, 0
         self._l.changes.replica(replica)
 
     def _replica(self, replica_id: str) -> Replica:
@@ -110,6 +111,12 @@ class ReplicaCalls:
                 self._l.wakes.add("flip")
 
     # ------------------------------------------------------------ generations
+
+    def load(self, request: m.ReplicaLoad, now: float) -> m.Empty:
+        """What the next attempts are bound by (``binding.py``)."""
+        replica = self._replica(request.replica_id)
+        replica.kv_use, replica.kv_attempts = request.kv_use, len(replica.live)
+        return m.Empty()
 
     def ended(self, request: m.EndedRequest, now: float) -> m.EndedReply:
         """Which of the attempts that generate on the replica are not wanted: lease expired, closed, stale, cancelled."""

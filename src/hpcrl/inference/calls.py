@@ -23,7 +23,7 @@ from hpcrl.inference.command import SERVED_MODEL
 from hpcrl.inference.landings import Landings
 from hpcrl.inference.messages import canonical_call
 from hpcrl.inference.openai import ChatRequest, CompletionRequest
-from hpcrl.inference.recorder import Call, Recorder, Sampled, Session
+from hpcrl.inference.recorder import RECORD_KEPT_S, Call, Recorder, Sampled, Session
 from hpcrl.inference.supervisor import Generated
 from hpcrl.inference.tokens import ChatTokenizer, Dialogue, Messages, PlainText, Prompts, Tools
 from hpcrl.inference.toolcalls import Parsed, family_of, parse_reply
@@ -106,7 +106,13 @@ class Calls:
     """The calls of all attempts of one replica. Use from one event loop."""
 
     def __init__(
-        self, config: RunConfig, replica_id: str, engine: Engine, tokenizer: ReplyTokenizer, clock: Clock
+        self,
+        config: RunConfig,
+        replica_id: str,
+        engine: Engine,
+        tokenizer: ReplyTokenizer,
+        clock: Clock,
+        kept_s: float = RECORD_KEPT_S,
     ) -> None:
         self._config = config
         self._replica_id = replica_id
@@ -116,7 +122,7 @@ class Calls:
         self._dialogue = Dialogue(tokenizer, tokenizer.end_ids)
         self._family = family_of(config.model.tool_calls, tokenizer.template)
         self._clock = clock
-        self._recorder = Recorder(idle_s=4 * config.rollout.attempt_timeout_s)
+        self._recorder = Recorder(keep_s=kept_s, idle_s=4 * config.rollout.attempt_timeout_s)
         self._landings: Landings[Answer] = Landings()
         self._under_way: Counter[str] = Counter()
         self.generating = 0
@@ -263,7 +269,7 @@ class Calls:
         spans = [(span.start, span.end, span.version) for span in generated.spans]
         calls = [canonical_call(one.id, one.name, one.arguments) for one in parsed.calls]
         now = self._clock.now()
-        record = Sampled(ids, generated.logprobs, spans, parsed.content, calls, parsed.calls, sampled)
+        record = Sampled(ids, generated.logprobs, spans, parsed.content, calls, parsed.calls, sampled, generated.times)
         session.finish(call, record, ending, now)
         prompt = len(call.prompt.token_ids)
         return Answer(call.request_id, SERVED_MODEL, parsed.content, ending, prompt, len(ids), now, parsed.calls)

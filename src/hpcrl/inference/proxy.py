@@ -45,6 +45,7 @@ from hpcrl.inference.body import bearer, idempotency_key, read_body, read_json
 from hpcrl.inference.calls import Arrived, Asked, Calls, Engine, ReplyTokenizer, Stats
 from hpcrl.inference.command import SERVED_MODEL
 from hpcrl.inference.openai import parse_chat, parse_completion
+from hpcrl.inference.recorder import RECORD_KEPT_S
 from hpcrl.protocol.keys import AttemptKey, read_attempt_key, records_key, same_key
 from hpcrl.protocol.record import RecordRequest
 
@@ -54,7 +55,10 @@ _CLIENT_CLOSED = 499
 
 
 class Proxy:
-    """The ASGI application of one replica (``app``), its sessions and counters. Use from one event loop."""
+    """The ASGI application of one replica (``app``), its sessions and counters. Use from one event loop.
+
+    ``kept_s``: how long a taken record can be taken again.
+    """
 
     def __init__(
         self,
@@ -64,13 +68,14 @@ class Proxy:
         engine: Engine,
         tokenizer: ReplyTokenizer,
         clock: Clock | None = None,
+        kept_s: float = RECORD_KEPT_S,
     ) -> None:
         self._rollout = config.rollout
         self._secret = secret
         self._records_key = records_key(secret)
         self._replica_id = replica_id
         self._engine = engine
-        self._calls = Calls(config, replica_id, engine, tokenizer, clock or SystemClock())
+        self._calls = Calls(config, replica_id, engine, tokenizer, clock or SystemClock(), kept_s)
         self.app = Starlette(
             routes=[
                 Route("/v1/chat/completions", self._chat, methods=["POST"]),

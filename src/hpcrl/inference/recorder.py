@@ -18,10 +18,12 @@ from typing import Any
 from hpcrl.errors import DataError, InfraError
 from hpcrl.inference.tokens import Context, Messages, Prompt, Prompts, Tools
 from hpcrl.protocol.messages import Sampling
-from hpcrl.protocol.record import AttemptRecord, CalledTool, Ending, Opens, RequestRecord, VersionSpan
+from hpcrl.protocol.record import AttemptRecord, CalledTool, Ending, EngineTimes, Opens, RequestRecord, VersionSpan
 
-__all__ = ["Call", "Recorder", "Sampled", "Session"]
+__all__ = ["RECORD_KEPT_S", "Call", "Recorder", "Sampled", "Session"]
 
+RECORD_KEPT_S = 300.0
+"""How long a taken record can be taken again."""
 _OPEN_CONTEXTS = 8
 """Contexts looked at for an extension, latest first."""
 
@@ -40,6 +42,7 @@ class Sampled:
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
     called: list[CalledTool] = field(default_factory=list)
     text: str | None = None
+    times: EngineTimes | None = None
 
 
 @dataclass(slots=True)
@@ -86,6 +89,7 @@ class Call:
     end: int = 0
     ended_at: float = 0.0
     generated_at: float | None = None
+    times: EngineTimes | None = None
 
 
 class Session:
@@ -156,7 +160,7 @@ class Session:
             self._segments.append(segment)
         segment.add_prompt(call.prompt.delta)
         call.start, call.end = segment.add_sampled(sampled)
-        call.called = sampled.called
+        call.called, call.times = sampled.called, sampled.times
         reply: dict[str, Any] = {"role": call.role, "content": sampled.reply}
         if sampled.tool_calls:
             reply["tool_calls"] = sampled.tool_calls
@@ -254,6 +258,7 @@ class Session:
             started_at=call.began_at,
             queue_s=max(call.generate_at - call.began_at, 0.0),
             generate_s=max((call.generated_at or call.ended_at) - call.generate_at, 0.0),
+            engine=call.times,
             opens=call.opens if call.end > call.start else None,
             tool_calls=call.called,
         )
@@ -262,7 +267,7 @@ class Session:
 class Recorder:
     """The sessions of one replica; memory is bounded by releasing closed and abandoned ones."""
 
-    def __init__(self, *, keep_s: float = 300.0, idle_s: float = 3600.0) -> None:
+    def __init__(self, *, keep_s: float = RECORD_KEPT_S, idle_s: float = 3600.0) -> None:
         self._keep_s = keep_s
         self._idle_s = idle_s
         self._sessions: dict[str, Session] = {}

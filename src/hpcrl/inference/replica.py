@@ -198,6 +198,10 @@ class Replica:
         """Sample a continuation with ``version``. Raises InfraError, DataError."""
         return await self._engines.generate(version, token_ids, sampling, stop_token_ids, **more)
 
+    async def kv_use(self) -> float | None:
+        """The share of the KV cache in use where new attempts are served; None when it cannot be known now."""
+        return await self._engines.server(self._engines.active).kv_use()
+
     async def cancel(self, attempt_id: str) -> None:
         """End an attempt that is not wanted any more: what it generates is dropped, further calls are refused."""
         await self._proxy.cancel(attempt_id)

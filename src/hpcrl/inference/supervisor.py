@@ -30,6 +30,7 @@ from hpcrl.inference.child import Child, last_lines, socket_folder
 from hpcrl.inference.command import SERVED_MODEL, check_context, server_arguments, server_environment
 from hpcrl.inference.unix_http import Refused, UnixHttp
 from hpcrl.protocol.messages import Sampling
+from hpcrl.protocol.record import EngineTimes
 from hpcrl.weights.manifest import Manifest
 from hpcrl.weights.vllm_engine import UNTOUCHED, check_staged, update_info
 
@@ -38,6 +39,8 @@ __all__ = ["Flipped", "Generated", "TokenSpan", "VllmServer"]
 _PAUSE = {"trajectory": "abort", "turn": "wait", "token": "keep"}
 _POLL_S = 0.25
 _CONTROL_TIMEOUT_S = 600.0
+_METRICS_TIMEOUT_S = 10.0
+_KV_USE = "vllm:kv_cache_usage_perc"
 _NO_VERSION = "none"
 _CLAMPED = -9999.0
 """vLLM writes NaN and -inf as this: no logprob of a sampled token."""
@@ -60,6 +63,7 @@ class Generated:
     logprobs: list[float]
     finish_reason: str
     spans: list[TokenSpan]
+    times: EngineTimes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +250,15 @@ class VllmServer:
         if found:
             raise InfraError("adapter_failed", found)
 
+    async def kv_use(self) -> float | None:
+        """The share of its KV cache that running generations hold, as vLLM's metrics say; None when they do not, or it is away."""
+        try:
+            text = await self._connection().text("/metrics", _METRICS_TIMEOUT_S)
+        except (InfraError, TimeoutError):
+            return None
+        found = [float(line.split()[-1]) for line in text.splitlines() if line.startswith(_KV_USE)]
+        return max(found, default=None)
+
     async def wait_dead(self) -> str:
         """Wait until the child has ended; returns a line that says how, with the log's last lines."""
         if self._child is None:
@@ -349,7 +362,17 @@ def _read_generated(answer: dict[str, Any], adapter: str | None = None) -> Gener
         raise DataError("engine_answer", f"version spans {spans} do not cover {len(token_ids)} tokens")
     if adapter is not None and {(s.start, s.version) for s in spans} - {(0, adapter)}:
         raise DataError("engine_answer", f"asked for adapter {adapter}, answered by {spans}")
-    return Generated(token_ids, logprobs, finish_reason, spans)
+    return Generated(token_ids, logprobs, finish_reason, spans, _read_times(answer.get("metrics")))
+
+
+def _read_times(metrics: Any) -> EngineTimes | None:
+    """What ``vllm_timings.py`` put into the answer; None when a part is missing: no token was sampled."""
+    names = ("queue_time_ms", "time_to_first_token_ms", "generation_time_ms")
+    parts = [metrics.get(name) if isinstance(metrics, dict) else None for name in names]
+    queue, prefill, decode = parts
+    if queue is None or prefill is None or decode is None:
+        return None
+    return EngineTimes(queue_s=queue / 1000, prefill_s=prefill / 1000, decode_s=decode / 1000)
 
 
 def _read_config(model: Path) -> dict[str, Any]:

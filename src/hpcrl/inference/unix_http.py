@@ -55,6 +55,15 @@ class UnixHttp:
         """GET, as :meth:`post`."""
         return await self._call("GET", path, None, timeout_s)
 
+    async def text(self, path: str, timeout_s: float = 60.0) -> str:
+        """The text of ``path``. Raises InfraError("engine_unreachable") without an answer of 200, TimeoutError."""
+        try:
+            async with self._session.get(path, timeout=aiohttp.ClientTimeout(total=timeout_s)) as response:
+                response.raise_for_status()
+                return await response.text()
+        except (aiohttp.ClientError, ConnectionError) as error:
+            raise InfraError("engine_unreachable", f"no text from vLLM at {path}: {error}") from error
+
     async def close(self) -> None:
         await self._session.close()
 

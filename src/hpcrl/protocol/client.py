@@ -58,6 +58,7 @@ SCORING_FAILED = Endpoint("/v1/scorer/failed", "scorer", m.FailureReport, m.Ack)
 
 REGISTER = Endpoint("/v1/inference/register", "inference", m.ReplicaRegister, m.Empty)
 FLIP = Endpoint("/v1/inference/flip", "inference", m.FlipRequest, m.FlipGrant, mutates=False)
+LOAD = Endpoint("/v1/inference/load", "inference", m.ReplicaLoad, m.Empty, mutates=False)
 ENDED = Endpoint("/v1/inference/ended", "inference", m.EndedRequest, m.EndedReply, mutates=False)
 READY = Endpoint("/v1/inference/ready", "inference", m.ReplicaReady, m.Empty)
 REFUSED = Endpoint("/v1/inference/refused", "inference", m.ReplicaRefused, m.Empty)
@@ -87,6 +88,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     SCORING_FAILED,
     REGISTER,
     FLIP,
+    LOAD,
     ENDED,
     READY,
     REFUSED,

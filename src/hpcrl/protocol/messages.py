@@ -236,6 +236,13 @@ class EndedReply(Message):
     ended: dict[str, str] = Field({}, description="attempt_id → reason, for attempts whose generations must be dropped")
 
 
+class ReplicaLoad(Message):
+    """How full the replica's KV cache is, 0 to 1: a mean of the last samples."""
+
+    replica_id: str
+    kv_use: float
+
+
 class FlipRequest(Message):
     """The replica holds a verified standby copy of ``version`` and asks to switch; waits up to ``wait_s`` to be drained."""
 

@@ -17,6 +17,7 @@ __all__ = [
     "AttemptRecord",
     "CalledTool",
     "Ending",
+    "EngineTimes",
     "Opens",
     "RecordRequest",
     "RequestRecord",
@@ -61,11 +62,21 @@ class CalledTool(Message):
     arguments: str
 
 
+class EngineTimes(Message):
+    """Where a generation's time went in the engine, by its own clock, seconds: until it was scheduled, from there to the first token,
+    from there to the last."""
+
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+
+
 class RequestRecord(Message):
     """One model call. Its sampled tokens are ``[start, end)`` of the attempt's sequence. Durations in seconds.
 
-    ``queue_s``: from its arrival until the engine was asked; ``generate_s``: until the engine had answered (its own queue, prefill and
-    decode). ``opens`` marks a call that began a segment; None: it extended one, or added no tokens.
+    ``queue_s``: from its arrival until the engine was asked; ``generate_s``: until the engine had answered, of which ``engine`` are the
+    parts (None: it sampled nothing, or the engine did not tell). ``opens`` marks a call that began a segment; None: it extended one, or
+    added no tokens.
     """
 
     request_id: str
@@ -78,6 +89,7 @@ class RequestRecord(Message):
     started_at: float
     queue_s: float
     generate_s: float
+    engine: EngineTimes | None = None
     opens: Opens | None = None
     tool_calls: list[CalledTool] = Field(default_factory=list)
 

@@ -2,7 +2,7 @@
 
     a cell    one token; a dim bar stands between tokens            green … red    logprob of a sampled token, 0 … ≤ −5
     grey      not trained: prompt, template, tool results           underlined     trained
-    headings  segments (and why they were opened), versions where they change, calls (ending, tool calls)
+    headings  segments (and why they were opened), versions where they change, calls (ending, tool calls, seconds)
 
 Tokens are text by the model's own tokenizer; without one they are numbers.
 """
@@ -71,7 +71,18 @@ def _call(request: Mapping[str, Any], version: str | None) -> str:
     text = (
         f"{request['request_id']}: {request['end'] - request['start']} tokens, {request['ending']}, version {version}"
     )
-    return text + (f", calls {called}" if called else "")
+    return text + (f", calls {called}" if called else "") + _times(request)
+
+
+def _times(request: Mapping[str, Any]) -> str:
+    """Seconds of one call: waiting at the proxy and in the engine, then its two parts, or the whole where the engine did not tell."""
+    if "generate_s" not in request:
+        return ""
+    engine = request.get("engine")
+    if engine is None:
+        return f"; queue {request['queue_s']:.3f} s, engine {request['generate_s']:.3f} s"
+    queue_s = request["queue_s"] + engine["queue_s"]
+    return f"; queue {queue_s:.3f} s, prefill {engine['prefill_s']:.3f} s, decode {engine['decode_s']:.3f} s"
 
 
 def colour(logprob: float) -> str:

@@ -3,7 +3,7 @@
 main thread       asyncio: Replica (vLLM child, proxy), metrics, end of run
 receiver thread   all MPI calls: offers, chunks, verification           ◀── trainers
 flip thread       FLIP (waits until the coordinator has drained this replica) → Replica.flip on the event loop → READY or REFUSED
-asyncio task      ENDED: generations of attempts that are not wanted any more are dropped
+asyncio tasks     ENDED: generations of attempts that are not wanted any more are dropped; LOAD: how full the KV cache is
 dead engine       REGISTER (nothing is leased to it any more) → restart → READY for the last verified version
 """
 
@@ -32,6 +32,7 @@ from hpcrl.protocol.client import AsyncClient, Client
 from hpcrl.protocol.keyfiles import read_keys
 from hpcrl.protocol.rundir import RunDir
 from hpcrl.run.ending import cancel_all
+from hpcrl.run.load import report_load
 from hpcrl.run.replica_reports import ReplicaReports
 from hpcrl.run.role import role_main
 from hpcrl.run.unwanted import drop_unwanted
@@ -156,10 +157,13 @@ class _Rank:
         received: asyncio.Future[None] = self._loop.create_future()
         threading.Thread(target=self._receive, args=(received,), name="weights-receiver", daemon=True).start()
         client = AsyncClient(self._run, "inference")
-        unwanted = asyncio.create_task(drop_unwanted(client, self._replica, self._id))
+        tasks = (
+            asyncio.create_task(drop_unwanted(client, self._replica, self._id)),
+            asyncio.create_task(report_load(client, self._replica, self._id)),
+        )
         try:
             while True:
-                waiting = {received, self._replica.failed, unwanted}
+                waiting = {received, self._replica.failed, *tasks}
                 done, _ = await asyncio.wait(waiting, timeout=_METRICS_S, return_when=asyncio.FIRST_COMPLETED)
                 for future in done:
                     future.result()
@@ -167,7 +171,7 @@ class _Rank:
                     return
                 self._write(self._counters())
         finally:
-            await cancel_all((unwanted,))
+            await cancel_all(tasks)
             await client.close()
 
     # ------------------------------------------------------------ receiver and flip threads

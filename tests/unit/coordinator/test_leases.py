@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from coordinator_world import Harness, harness, make_config
 
+from hpcrl.protocol import client as c
 from hpcrl.protocol import messages as m
 from hpcrl.protocol.keys import read_attempt_key
 
@@ -56,6 +57,17 @@ def test_lag_0_binds_nothing_new_until_the_next_version_is_ready() -> None:
 def test_the_least_loaded_replica_is_taken() -> None:
     world = harness("r0", "r1", staleness={"max_policy_lag": 2})
     assert [lease.replica_id for lease in world.lease(4)] == ["r0", "r1", "r0", "r1"]
+
+
+def test_the_replica_with_the_least_kv_use_is_taken_and_what_it_is_given_counts_until_it_reports_again() -> None:
+    world = harness("r0", "r1", staleness={"max_policy_lag": 9}, trainer={"steps": 30, "groups_per_step": 20})
+    assert len(world.lease(4)) == 4
+    world.call(c.LOAD, m.ReplicaLoad(replica_id="r0", kv_use=0.5))
+    world.call(c.LOAD, m.ReplicaLoad(replica_id="r1", kv_use=0.1))
+    # A mean attempt holds 0.15: r1 stands at 0.25, 0.4, 0.55 after one, two, three more.
+    assert [lease.replica_id for lease in world.lease(4)] == ["r1", "r1", "r1", "r0"]
+    world.call(c.LOAD, m.ReplicaLoad(replica_id="r1", kv_use=0.9))
+    assert [lease.replica_id for lease in world.lease(1)] == ["r0"]
 
 
 def test_quorum_holds_a_version_back_but_not_the_one_before_it() -> None:

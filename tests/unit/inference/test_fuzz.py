@@ -116,7 +116,23 @@ class Hostile:
             data = data[:at] + self.random.randbytes(3) + data[at:]
         elif pick > 0.909:
             data = json.dumps({"messages": [{"role": "tool", "content": "y" * (1 << 20)}]}).encode()
+        elif pick > 0.89:  # half of a surrogate pair, as bytes and as an escape
+            data = data.replace(b'"hi"', self.random.choice([b'"\xed\xa0\x80"', b'"\\ud800"', b'"\\udc00\\ud800"']))
+        elif pick > 0.84 and isinstance(body, dict):
+            data = json.dumps({**body, "tools": [self.tool() for _ in range(self.random.randint(1, 3))]}).encode()
+        elif pick > 0.8399:
+            data = b'{"messages": "' + b"z" * (16 << 20) + b'"}'
         return data
+
+    def tool(self) -> Any:
+        """Nearly right."""
+        function: dict[str, Any] = {"name": "f", "description": "d", "parameters": {"type": "object"}}
+        if self.random.random() < 0.5:
+            function[self.random.choice([*function, "strict", "other"])] = self.value()
+        tool: dict[str, Any] = {"type": "function", "function": function}
+        if self.random.random() < 0.1:
+            tool[self.random.choice(["type", "function", "other"])] = self.value()
+        return tool
 
 
 class Wire:

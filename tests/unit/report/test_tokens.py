@@ -9,6 +9,8 @@ from hpcrl.cli.main import app
 from hpcrl.report.tokens import Cell, Heading, cells, colour, render_page
 from hpcrl.trajectory import ShardWriter, Trajectory
 
+TIMES = {"queue_s": 0.25, "generate_s": 2.0, "engine": {"queue_s": 0.5, "prefill_s": 0.125, "decode_s": 1.25}}
+
 
 def trajectory() -> Trajectory:
     call = {"ending": "tool_calls", "tool_calls": [{"id": "c", "name": "bash", "arguments": "{}"}]}
@@ -32,9 +34,12 @@ def trajectory() -> Trajectory:
         requests=(
             {"request_id": "q0", "segment": 0, "start": 1, "end": 4, "opens": "first", **call},
             {"request_id": "q1", "segment": 0, "start": 0, "end": 0, "ending": "client_cancelled", "opens": None},
-            {"request_id": "q2", "segment": 1, "start": 5, "end": 6, "ending": "stop", "opens": "template"},
+            {"request_id": "q2", "segment": 1, "start": 5, "end": 6, "ending": "stop", "opens": "template", **TIMES},
         ),
     ).validate()
+
+
+Q2 = "q2: 1 tokens, stop, version 0.4; queue 0.750 s, prefill 0.125 s, decode 1.250 s"
 
 
 def test_everything_that_begins_has_a_heading_and_every_token_a_cell() -> None:
@@ -43,7 +48,7 @@ def test_everything_that_begins_has_a_heading_and_every_token_a_cell() -> None:
     assert shown == [
         "segment 0 (first)",
         *("<", "q0: 3 tokens, tool_calls, version 0.3, calls bash", "A", "B", "version 0.4", "C"),
-        *("segment 1 (template)", "<", "q2: 1 tokens, stop, version 0.4", "D"),
+        *("segment 1 (template)", "<", Q2, "D"),
     ]
     tokens = [one for one in found if isinstance(one, Cell)]
     assert [one.trained for one in tokens] == [False, True, True, True, False, True]
