@@ -182,7 +182,8 @@ class Campaign:
         with closing(open_for_reading(job.run.database)) as database:
             self.problems += check_database(database)
             rows = database.execute(
-                "SELECT a.task_id, a.group_id, c.rollout_id, c.times FROM consumptions c JOIN attempts a USING (attempt_id)"
+                "SELECT g.task_id, a.group_id, c.rollout_id, c.times FROM consumptions c JOIN attempts a USING (attempt_id) "
+                "JOIN groups g USING (group_id)"
             ).fetchall()
         self.problems += [f"trained {times} times: {rollout}" for *_, rollout, times in rows if times != 1]
         if left := _left(job):

@@ -27,11 +27,11 @@ from hpcrl.errors import RunError
 from hpcrl.launch.environment import clean_environment
 from hpcrl.protocol.rundir import RunDir
 
-__all__ = ["LifeCluster", "LifeJob", "layout", "processes_of"]
+__all__ = ["SMALLEST", "LifeCluster", "LifeJob", "layout", "processes_of"]
 
 _CONFIG = "configs/quickstart.yaml"
 _SCRIPT = "slurm/launch_hetjob.sh"
-_SMALLEST = ("--ntasks-per-node=1", ":", "--nodes=1", ":", "--nodes=1")
+SMALLEST = ("--ntasks-per-node=1", ":", "--nodes=1", ":", "--nodes=1")
 _OVER = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", ""}
 _POLL_S = 0.1
 _SETS = (
@@ -91,7 +91,7 @@ class LifeCluster:
             raise RunError(f"{' '.join(argv)}: {done.stderr.strip()}")
         return done.stdout.strip()
 
-    def submit(self, steps: int, *sets: str, stand_in: bool, sbatch: tuple[str, ...] = _SMALLEST) -> LifeJob:
+    def submit(self, steps: int, *sets: str, stand_in: bool, sbatch: tuple[str, ...] = SMALLEST) -> LifeJob:
         """One run of ``steps`` training steps; ``sets`` are KEY=VALUE."""
         self._count += 1
         root = self.folder / f"run{self._count}"
@@ -105,7 +105,7 @@ class LifeCluster:
 
     def resume(self, job: LifeJob) -> LifeJob:
         """Another job that continues the run of one that is over."""
-        return self._submit(job.run, job.output, _SMALLEST, ["--resume", str(job.run.root)])
+        return self._submit(job.run, job.output, SMALLEST, ["--resume", str(job.run.root)])
 
     def _submit(self, run: RunDir, output: Path, sbatch: tuple[str, ...], arguments: list[str]) -> LifeJob:
         job_id = self.slurm("sbatch", "--parsable", f"--output={output}", *sbatch, _SCRIPT, *arguments)
@@ -189,9 +189,9 @@ class LifeJob:
         goal = self.steps() + count
         return self.until(lambda: self.steps() >= goal, f"step {goal}", **options)
 
-    def soon_again(self) -> None:
+    def soon_again(self, timeout_s: float = 120.0) -> None:
         """A requeued job waits for two minutes (its credential's life); not here."""
-        self.until(lambda: self.state() == "PENDING", "requeue", timeout_s=120, dies=True)
+        self.until(lambda: self.state() == "PENDING", "requeue", timeout_s=timeout_s, dies=True)
         with suppress(RunError):  # it started meanwhile
             self.cluster.slurm("scontrol", "update", f"jobid={self.job_id}", "StartTime=now")
 

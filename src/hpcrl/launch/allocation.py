@@ -40,12 +40,13 @@ class Allocation:
     job_id: str
 
     def lost(self) -> Taken | None:
-        """The first component that does not run any more."""
+        """The first component that does not run any more; without the leader's, the job is over."""
         shown = self.slurm.components(self.job_id)
         for index, name in enumerate(GROUPS):
             row = shown.get(f"{self.job_id}+{index}")
             if row is not None and (outcome := outcome_in(*row)) is not Outcome.RUNNING:
-                return Taken(outcome, f"component {index} ({name}) of job {self.job_id} {_words(outcome)}")
+                what = f"component {index} ({name}) of job" if index else "job"
+                return Taken(outcome, f"{what} {self.job_id} {_words(outcome)}")
         return None
 
     def ending(self) -> Taken | None:
