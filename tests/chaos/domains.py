@@ -15,7 +15,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 
 from hpcrl.bench.life_jobs import LifeCluster, LifeJob
@@ -152,10 +152,7 @@ class Campaign:
         name, faults = "", 0
         try:
             while self._more:
-                with suppress(RunError):
-                    job.more_steps(timeout_s=300.0)
-                if job.over():
-                    break
+                _await_step(job)
                 time.sleep(self._chance.uniform(0.0, 2.0))
                 if job.over() or job.end():
                     break
@@ -196,6 +193,11 @@ class Campaign:
         print(f"{self.runs} runs, {self.done.total()} faults, {len(self.problems)} problems")
         for line in self.problems:
             print(f"PROBLEM {line}")
+
+
+def _await_step(job: LifeJob) -> None:
+    goal = job.steps() + 1
+    job.until(lambda: job.steps() >= goal or job.over(), "step", dies=True)
 
 
 def _left(job: LifeJob) -> list[str]:

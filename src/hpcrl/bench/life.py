@@ -64,8 +64,10 @@ def _rank(cluster: LifeCluster, rounds: int, say: Say) -> float:
     worst = 0.0
     for turn in range(rounds):
         role = ("trainer", "inference")[turn % 2]
+        restarts = job.text().count("starting mpi again")
         job.kill(f"hpcrl.run.{role}")
-        seconds = job.more_steps()
+        dying = job.until(lambda before=restarts: job.text().count("starting mpi again") > before, "restart")  # type: ignore[misc]
+        seconds = dying + job.more_steps()
         say(f"{role} rank killed: trained again after {seconds:.1f} s")
         worst = max(worst, seconds)
         job.more_steps(2)

@@ -45,8 +45,9 @@ class Allocation:
         for index, name in enumerate(GROUPS):
             row = shown.get(f"{self.job_id}+{index}")
             if row is not None and (outcome := outcome_in(*row)) is not Outcome.RUNNING:
-                what = f"component {index} ({name}) of job" if index else "job"
-                return Taken(outcome, f"{what} {self.job_id} {_words(outcome)}")
+                if not index:
+                    return self._ended(outcome)
+                return Taken(outcome, f"component {index} ({name}) of job {self.job_id} {_words(outcome)}")
         return None
 
     def ending(self) -> Taken | None:
@@ -54,7 +55,12 @@ class Allocation:
         row = self.slurm.components(self.job_id).get(f"{self.job_id}+0")
         if row is None or (outcome := outcome_in(*row)) is Outcome.RUNNING:
             return None
-        return Taken(outcome, f"job {self.job_id} {_words(outcome)}")
+        return self._ended(outcome)
+
+    def _ended(self, outcome: Outcome) -> Taken:
+        # While the components of a job that is preempted or requeued end, Slurm shows them as it does cancelled ones.
+        words = "is ended: cancelled, preempted or requeued" if outcome is Outcome.CANCELLED else _words(outcome)
+        return Taken(outcome, f"job {self.job_id} {words}")
 
 
 def _words(outcome: Outcome) -> str:
