@@ -1,8 +1,8 @@
 """``hpcrl bench life``: how long a run stands still when a part of it dies, and whether it always comes back or goes away whole.
 
     rank         a trainer rank, then an inference rank, is killed: until the next trained step (real vLLM)
-    worker       a worker is killed: until an attempt is leased to its successor
-    coordinator  the coordinator is killed: until attempts move on
+    worker       the only worker is killed: until the next shard of its successor is sealed
+    coordinator  the coordinator is killed: until the second trained step after it
     requeue      the signal that precedes the time limit, in one job again and again: saved, requeued, resumed, trained on
     scancel      at a random moment: what is left on any node ten seconds later
     doctor       ``hpcrl doctor`` on this cluster
@@ -20,11 +20,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 from hpcrl.bench.life_jobs import LifeCluster, LifeJob
-from hpcrl.coordinator.database import open_for_reading
 from hpcrl.errors import RunError
 
 __all__ = ["PARTS", "measure"]
@@ -76,36 +74,39 @@ def _rank(cluster: LifeCluster, rounds: int, say: Say) -> float:
 
 
 def _worker(cluster: LifeCluster, rounds: int, say: Say) -> float:
-    return _idle(cluster, rounds, say, "worker")
-
-
-def _coordinator(cluster: LifeCluster, rounds: int, say: Say) -> float:
-    return _idle(cluster, rounds, say, "coordinator")
-
-
-def _idle(cluster: LifeCluster, rounds: int, say: Say, role: str) -> float:
-    job = _training(cluster, stand_in=True)
+    """Attempts take half a second here: the next shard that is sealed holds some that were leased soon before."""
+    job = _training(cluster)
     worst = 0.0
     for _ in range(rounds):
-        job.kill(f"hpcrl.run.{role}")
+        job.kill("hpcrl.run.worker")
         killed = time.time()
-        seconds = job.until(lambda since=killed: _leased(job, since), f"lease after the end of the {role}")  # type: ignore[misc]
-        say(f"{role} killed: attempts leased again after {seconds:.1f} s")
+        seconds = job.until(lambda since=killed: _sealed_after(job, since), "shard of another worker")  # type: ignore[misc]
+        say(f"worker killed: the next shard was sealed after {seconds:.1f} s")
         worst = max(worst, seconds)
         job.more_steps(2)
     _end(job)
     return worst
 
 
-def _leased(job: LifeJob, since: float) -> bool:
-    """Something was leased after ``since``, to a worker or by a coordinator that both live now."""
-    with closing(open_for_reading(job.run.database)) as database:
-        found = database.execute("SELECT max(at) FROM transitions WHERE to_state = 'leased'").fetchone()[0]
-    return found is not None and found > since + _STILL_S
+def _sealed_after(job: LifeJob, since: float) -> bool:
+    """A shard was sealed later than the dying worker could."""
+    return any(path.stat().st_mtime > since + _STILL_S for path in job.run.shards.glob("*.h5"))
 
 
-_STILL_S = 0.3
-"""Leases that the dying process was still given are not its successor's."""
+_STILL_S = 0.1
+
+
+def _coordinator(cluster: LifeCluster, rounds: int, say: Say) -> float:
+    """The trainer may hold one batch already; the second step shows that everybody goes on."""
+    job = _training(cluster)
+    worst = 0.0
+    for _ in range(rounds):
+        job.kill("hpcrl.run.coordinator")
+        seconds = job.more_steps(2)
+        say(f"coordinator killed: two more steps after {seconds:.1f} s")
+        worst = max(worst, seconds)
+    _end(job)
+    return worst
 
 
 def _requeue(cluster: LifeCluster, rounds: int, say: Say) -> int:
