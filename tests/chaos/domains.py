@@ -37,6 +37,11 @@ def _kill(*marks: str) -> Callable[[LifeJob, random.Random], LifeJob]:
     return fault
 
 
+def _engine(job: LifeJob, _: random.Random) -> LifeJob:
+    job.kill_engine()
+    return job
+
+
 def _launcher(job: LifeJob, _: random.Random) -> LifeJob:
     job.kill("hpcrl.launch.batch")
     return _resumed(job)
@@ -93,7 +98,7 @@ def _resumed(job: LifeJob) -> LifeJob:
 
 
 FAULTS: dict[str, Callable[[LifeJob, random.Random], LifeJob]] = {
-    "engine": _kill("vllm.entrypoints"),
+    "engine": _engine,
     "trainer rank": _kill("hpcrl.run.trainer"),
     "inference rank": _kill("hpcrl.run.inference"),
     "worker": _kill("hpcrl.run.worker"),

@@ -210,6 +210,21 @@ class LifeJob:
                     return pid
         raise RunError(f"nothing runs with {' '.join(marks)}")
 
+    def kill_engine(self) -> int:
+        """The same to an engine, whose command line does not name the run: a descendant of an inference rank, below its guard."""
+        ranks = {pid for pid, argv in processes_of(self.run) if "-m hpcrl.run.inference" in argv}
+        below = {proc.pid: proc.ppid for proc in snapshot()}
+        for pid in below:
+            argv = _argv(pid)
+            if (
+                "vllm.entrypoints" in argv
+                and "hpcrl.inference.guard" not in argv
+                and ranks & set(_ancestors(pid, below))
+            ):
+                os.kill(pid, signal.SIGKILL)
+                return pid
+        raise RunError("no engine runs")
+
     def tail(self) -> str:
         """For an error message."""
         return " | ".join(self.text().strip().splitlines()[-6:])
@@ -219,8 +234,22 @@ def processes_of(run: RunDir) -> list[tuple[int, str]]:
     """Processes on this machine whose command line names the run directory."""
     found = []
     for proc in snapshot():
-        with suppress(OSError):
-            argv = Path(f"/proc/{proc.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if f"{run.root} " in argv or f"{run.root}/" in argv:
-                found.append((proc.pid, argv))
+        argv = _argv(proc.pid)
+        if f"{run.root} " in argv or f"{run.root}/" in argv:
+            found.append((proc.pid, argv))
+    return found
+
+
+def _argv(pid: int) -> str:
+    """Empty for a process that has gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _ancestors(pid: int, parents: dict[int, int]) -> list[int]:
+    found = []
+    while (pid := parents.get(pid, 0)) > 1:
+        found.append(pid)
     return found
