@@ -6,6 +6,7 @@ First an unbroken run, then rounds of the same run in which worker, scorer, coor
 lease, and sealed shards damaged, until the minutes are over. Each round ends by itself, and then what its last checkpoint was trained
 on must be exactly what the unbroken run was trained on: the same (task, group, rollout), each once, each from one attempt, as the
 database says; and no sandbox may be left. The model is a script behind the real HTTP interface; the trainer step computes nothing.
+With ``--domains`` whole jobs on a real Slurm are broken instead: see domains.py.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 
+import domains
 from fake_replica import FakeReplica, Messages
 from stack import GROUP_SIZE, GROUPS_PER_STEP, ROLES, Stack
 
@@ -218,8 +220,14 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=12, help="training steps of each run")
     parser.add_argument("--lease", type=float, default=6.0, help="seconds; more on a machine that others use")
     parser.add_argument("--backend", choices=("process", "apptainer"), default="process")
+    parser.add_argument("--domains", help="break whole jobs on a development cluster: all, or domains (see domains.py)")
     given = parser.parse_args()
-    root = Path(tempfile.mkdtemp(prefix="hpcrl-chaos-"))
+    root = Path(tempfile.mkdtemp(prefix="hpcrl-chaos-", dir="/var/tmp" if given.domains else None))
+    if given.domains:
+        problems = domains.main(given.domains, given.seed, given.kills, given.minutes, root)
+        if not problems:
+            shutil.rmtree(root)
+        return 1 if problems else 0
     verdict = campaign(given, root)
     verdict.say()
     if verdict.problems:

@@ -1,6 +1,6 @@
 """``hpcrl bench NAME``: measurements of hpcrl's own parts, against a bound or a peer taken in the same run.
 
-``weights``, ``proxy`` and ``sandbox`` have options of their own; the others are one line each in ``BENCHES``: a module with
+``weights``, ``proxy``, ``sandbox`` and ``life`` have options of their own; the others are one line each in ``BENCHES``: a module with
 ``measure(quick, say) -> numbers``.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -46,7 +47,7 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _show(numbers: dict[str, float | None], as_json: bool) -> None:
+def _show(numbers: Mapping[str, float | None], as_json: bool) -> None:
     if as_json:
         print(json.dumps(numbers))
         return
@@ -89,6 +90,23 @@ def sandbox(
         print("\n".join(markdown(numbers)), file=sys.stderr if as_json else sys.stdout)
     if as_json or not table:
         _show(numbers, as_json)
+
+
+@app.command(help="What a run does when its parts die, on a development cluster (root needed).")
+@report_errors
+def life(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON line on stdout.")] = False,
+    only: Annotated[
+        str | None, typer.Option(help="One part: rank, worker, coordinator, requeue, scancel, doctor.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each part.")] = 3,
+    name: Annotated[str, typer.Option(help="Name of the development cluster that is started for it.")] = "hpcrl-life",
+) -> None:
+    from hpcrl.bench.life import PARTS, measure
+
+    if only is not None and only not in PARTS:
+        raise UserError(f"--only {only}: the parts are {', '.join(PARTS)}")
+    _show(measure(_say, only, rounds, name), as_json)
 
 
 for _name, (_module, _text) in BENCHES.items():

@@ -3,6 +3,7 @@
 coordinator dies            the same database, another port; everybody asks again
 a rank of the MPI world     the world anew from the newest checkpoint, and the coordinator with it, which forgets the replicas
 workers, scorers of a node  the same again; what they held is tried again when its lease ends
+a component, a node         nothing is started again: Slurm's word is the reason (`allocation.py`)
 the time limit is near      the trainer is asked for a checkpoint and to end
 """
 
@@ -14,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hpcrl.errors import InfraError, RunError
+from hpcrl.launch.allocation import Allocation, Taken
+from hpcrl.launch.outcome import Outcome
 from hpcrl.launch.restarts import Restarts
 from hpcrl.launch.signals import Signals
 from hpcrl.launch.steps import Step
@@ -29,6 +32,7 @@ log = logging.getLogger("hpcrl.launch")
 
 _COORDINATOR_START_S = 60.0
 _FINISH_S = 60.0
+_TAKEN_GRACE_S = 2.0
 _NEAR_END = "the time limit is near"
 
 
@@ -42,11 +46,14 @@ class TimeLimit(RunError):
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Steps of a run. ``reopened``: the coordinator when all its replicas are gone."""
+    """Steps of a run. ``reopened``: the coordinator when all its replicas are gone. ``allocation``: the Slurm job, if it is one;
+    ``answering()``: do all its nodes still start steps?"""
 
     coordinator: Step
     reopened: Step
     others: list[Step]
+    allocation: Allocation | None = None
+    answering: Callable[[], bool] = lambda: True
 
 
 def drive(
@@ -61,16 +68,25 @@ def drive(
 ) -> None:
     """Start everything, watch it to its end. ``ended(state, reason)`` puts the end on disk before anything slow happens.
 
-    Raises RunError with the first cause, Cancelled, TimeLimit.
+    Raises RunError with the first cause, Cancelled, TimeLimit, Taken.
     """
     _start_coordinator(run, watcher, signals, roles.reopened if resume else roles.coordinator)
     for step in roles.others:
         watcher.start(step)
         log.info("started %s", step.name)
-    reason = watcher.wait(_Interrupts(run, signals), _Again(run, watcher, roles, Restarts(restarts), signals))
+    again = _Again(run, watcher, roles, Restarts(restarts), signals)
+    reason = watcher.wait(_Interrupts(run, signals), again)
+    if signals.stop and roles.allocation is not None and (taken := roles.allocation.ending()):
+        again.taken = taken
+    if again.taken is not None and again.taken.outcome is Outcome.TIMEOUT:
+        raise TimeLimit(f"{again.taken}, before the trainer had saved itself; the newest checkpoint counts")
     if signals.stop:
         # Before anybody is asked: the coordinator may be busy or gone, and Slurm kills us after KillWait.
         ended("cancelled", signals.stopped_by())
+    elif again.taken is not None:
+        # Slurm ends its roles, and the others cannot go on: nobody is asked, and nobody waited for.
+        watcher.grace_s = _TAKEN_GRACE_S
+        raise Cancelled(reason) if again.taken.outcome is Outcome.CANCELLED else again.taken
     _finish(run, watcher, reason)
     if signals.stop:
         raise Cancelled(signals.stopped_by())
@@ -97,17 +113,28 @@ def _start_coordinator(run: RunDir, watcher: Watcher, signals: Signals, step: St
 
 
 class _Interrupts:
-    """Asked several times a second: is there a reason to end now? Passes a near time limit on to the trainer."""
+    """Asked several times a second: is there a reason to end now? Passes a near time limit on to the trainer, and tells when a restart
+    is over."""
 
     def __init__(self, run: RunDir, signals: Signals) -> None:
         self._run = run
         self._signals = signals
+        self._since: float | None = None
 
     def __call__(self) -> str:
+        self._restart()
         if self._signals.near_end and not self._run.stop.exists():
             log.info("%s: asking the trainer for a checkpoint", _NEAR_END)
             publish_text(self._run.stop, _NEAR_END + "\n")
         return self._signals.stopped_by()
+
+    def _restart(self) -> None:
+        try:
+            self._since = float(self._run.restarted.read_text(encoding="utf-8"))
+        except FileNotFoundError:  # the trainer took the note away
+            if self._since is not None:
+                log.info("first trained step %.1f s after the restart", time.time() - self._since)
+            self._since = None
 
 
 class _Again:
@@ -119,24 +146,37 @@ class _Again:
         self._roles = roles
         self._restarts = restarts
         self._signals = signals
+        self.taken: Taken | None = None
 
     def __call__(self, child: Child, reason: str) -> str:
         step, world = child.step, child.step.ends_run
+        allocation = self._roles.allocation
+        if allocation is not None and (taken := allocation.lost()):
+            return self._ended(taken, reason)
         if self._signals.near_end or is_final(self._run):
             return reason
         lived = time.monotonic() - child.started
         if not self._restarts.again(step.name, reason, lived_s=lived, checkpoint=self._checkpoints(), world=world):
-            return self._restarts.told(step.name, reason)
+            told = self._restarts.told(step.name, reason)
+            if allocation is not None and not self._roles.answering():
+                return self._ended(Taken(Outcome.NODE_FAILURE, "a node of the job does not answer"), told)
+            return told
         log.warning("%s; starting %s again", reason, step.name)
         if step.name == self._roles.coordinator.name:
             self._watcher.restart(child, self._roles.coordinator)
             return ""
         if world:
             self._run.trained.unlink(missing_ok=True)
+            publish_text(self._run.restarted, f"{time.time():.3f}\n")
             coordinator = next(one for one in self._watcher.children if one.step.name == self._roles.coordinator.name)
             self._watcher.restart(coordinator, self._roles.reopened)
         self._watcher.restart(child)
         return ""
+
+    def _ended(self, taken: Taken, reason: str) -> str:
+        log.warning("%s: %s", taken, reason)
+        self.taken = taken
+        return str(taken)
 
     def _checkpoints(self) -> str:
         """Names of what is complete; the trainer writes under names that begin with a dot."""

@@ -27,7 +27,6 @@ class HetJob:
     """The job: its leader's id and the three components in the order trainer, inference, sandbox."""
 
     job_id: str
-    restarts: int
     groups: tuple[HetGroup, HetGroup, HetGroup]
 
     @classmethod
@@ -45,7 +44,7 @@ class HetJob:
                 "or ':' on the command line; start from slurm/launch_hetjob.sh"
             )
         trainer, inference, sandbox = (_group(env, index) for index in range(size))
-        return cls(job_id, int(env.get("SLURM_RESTART_COUNT", "0")), (trainer, inference, sandbox))
+        return cls(job_id, (trainer, inference, sandbox))
 
 
 def _group(env: Mapping[str, str], index: int) -> HetGroup:

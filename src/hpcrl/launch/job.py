@@ -16,12 +16,14 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 from hpcrl.config import RunConfig, dump_config
 from hpcrl.errors import EnvironmentFault, HpcrlError
 from hpcrl.launch import steps as plan
+from hpcrl.launch.allocation import Allocation, Taken
 from hpcrl.launch.drive import Cancelled, Roles, TimeLimit, drive
 from hpcrl.launch.environment import HetJob
 from hpcrl.launch.preflight import check_fresh, check_inputs, check_resumable, find_mpiexec, require_commands
@@ -37,6 +39,7 @@ __all__ = ["create_run", "launch_local", "launch_slurm", "new_run_dir"]
 log = logging.getLogger("hpcrl.launch")
 
 _SWEEP_S = 20.0
+_ANSWER_S = 30.0
 
 
 def new_run_dir(config: RunConfig) -> Path:
@@ -83,17 +86,10 @@ def _absolute(config: RunConfig) -> RunConfig:
 def launch_slurm(root: Path, config: RunConfig, *, resume: bool = False) -> None:
     """Inside the batch script: sizes come from the allocation. Raises HpcrlError with the reason when the run does not succeed.
 
-    A run that the time limit ended is put back into the queue, ``slurm.requeues`` times at most.
+    A run that the time limit ended, or a lost node, is put back into the queue, ``slurm.requeues`` times at most.
     """
     require_commands("srun")
-    job = HetJob.from_env(os.environ)
-    try:
-        _launch_in(job, root, config, resume)
-    except TimeLimit:
-        if job.restarts < config.slurm.requeues:
-            log.info("back into the queue (%d of %d)", job.restarts + 1, config.slurm.requeues)
-            Slurm().requeue(job.job_id)
-        raise
+    _launch_in(HetJob.from_env(os.environ), root, config, resume)
 
 
 def _launch_in(job: HetJob, root: Path, config: RunConfig, resume: bool) -> None:
@@ -113,7 +109,42 @@ def _launch_in(job: HetJob, root: Path, config: RunConfig, resume: bool) -> None
         _check_shared(run, sized, signals)
         _check_sandboxes(run, plan.sandbox_check(run, sized), signals)
         record.begin()
-        _drive(run, sized, watcher, signals, record, _roles(run, host, plan.slurm_steps(run, sized, job)), resume)
+        others = [*plan.sentinels(run, sized, job), *plan.slurm_steps(run, sized, job)]
+        roles = replace(
+            _roles(run, host, others),
+            allocation=Allocation(Slurm(), job.job_id),
+            answering=lambda: _answers(plan.answer_check(sized)),
+        )
+        with _requeued(run, job.job_id, sized.slurm.requeues, record):
+            _drive(run, sized, watcher, signals, record, roles, resume)
+
+
+@contextmanager
+def _requeued(run: RunDir, job_id: str, budget: int, record: _Record) -> Iterator[None]:
+    """Put the job back into the queue when the time limit or a lost node ends the block. Slurm requeues preempted jobs itself."""
+    try:
+        yield
+    except (TimeLimit, Taken) as error:
+        noted = run.requeues.read_text(encoding="utf-8").split() if run.requeues.exists() else []
+        count = int(noted[1]) if noted[:1] == [job_id] else 0
+        if count < budget:
+            # Slurm kills us a moment after this call.
+            record.end("timeout" if isinstance(error, TimeLimit) else "failed", str(error))
+            publish_text(run.requeues, f"{job_id} {count + 1}\n")
+            log.info("%s; back into the queue (%d of %d)", error, count + 1, budget)
+            try:
+                Slurm().requeue(job_id)
+            except EnvironmentFault as refused:
+                log.warning("%s", refused)
+        raise
+
+
+def _answers(command: list[str]) -> bool:
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_ANSWER_S, check=False)
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0
 
 
 def launch_local(root: Path, config: RunConfig, *, resume: bool = False) -> None:
@@ -217,6 +248,7 @@ class _Record:
         if not self.begun:
             for old in (self._run.end, self._run.final_status, self._run.trained):
                 old.unlink(missing_ok=True)
+            publish_text(self._run.restarted, f"{self._started:.3f}\n")
         self.begun = True
 
     def end(self, state: str, reason: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 
-__all__ = ["Outcome", "job_outcome", "leader_of", "outcome_of"]
+__all__ = ["Outcome", "job_outcome", "leader_of", "outcome_in", "outcome_of"]
 
 
 class Outcome(enum.StrEnum):
@@ -62,6 +62,21 @@ def outcome_of(state: str) -> Outcome:
     """Slurm's word for a state → outcome. sacct adds to it: ``CANCELLED by 1000``, ``CANCELLED+``."""
     word = state.split(" ")[0].rstrip("+").upper()
     return _STATES.get(word, Outcome.UNKNOWN)
+
+
+_REASONS = {
+    "NodeDown": Outcome.NODE_FAILURE,
+    "NodeFail": Outcome.NODE_FAILURE,
+    "Preempted": Outcome.PREEMPTED,
+    "TimeLimit": Outcome.TIMEOUT,
+}
+
+
+def outcome_in(state: str, reason: str) -> Outcome:
+    """squeue's ``%T`` and ``%r`` of a component, seen from inside the job: one that is completing has been ended, for that reason."""
+    if state == "COMPLETING":
+        return _REASONS.get(reason, Outcome.CANCELLED)
+    return outcome_of(state)
 
 
 def job_outcome(components: Iterable[Outcome]) -> Outcome:

@@ -16,6 +16,8 @@ from hpcrl.launch.preflight import require_commands
 __all__ = ["Slurm"]
 
 _ANSWER_S = 60.0
+_SOON_S = 3.0
+"""For a launcher that Slurm kills seconds later."""
 
 
 class Slurm:
@@ -51,6 +53,12 @@ class Slurm:
             found |= self._listed(["sacct", *options], missing)
         return {**{leader_of(job_id): state for job_id, state in found.items() if job_id.endswith("+0")}, **found}
 
+    def components(self, job_id: str) -> dict[str, tuple[str, str]]:
+        """State and reason of each component by ``44+1``; empty when Slurm does not answer at once."""
+        argv = ["squeue", "--noheader", "--states=all", f"--jobs={job_id}", "--format=%i|%T|%r"]
+        rows = [line.split("|") for line in self._run(argv, answer_s=_SOON_S).stdout.splitlines()]
+        return {row[0]: (row[1], row[2]) for row in rows if len(row) == 3}
+
     def cancel(self, job_id: str) -> None:
         """``scancel``; a job that is over already is no error. Raises EnvironmentFault when Slurm does not answer."""
         done = self._run(["scancel", job_id])
@@ -76,12 +84,14 @@ class Slurm:
         rows = (line.split("|", 1) for line in done.stdout.splitlines() if "|" in line)
         return {job_id: state for job_id, state in rows if leader_of(job_id) in leaders}
 
-    def _run(self, argv: list[str], folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    def _run(
+        self, argv: list[str], folder: Path | None = None, answer_s: float = _ANSWER_S
+    ) -> subprocess.CompletedProcess[str]:
         """A command that is missing or does not answer counts as one that failed."""
         env = submission_environment(os.environ)
         try:
             return subprocess.run(
-                argv, cwd=folder, env=env, capture_output=True, text=True, timeout=_ANSWER_S, check=False
+                argv, cwd=folder, env=env, capture_output=True, text=True, timeout=answer_s, check=False
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             return subprocess.CompletedProcess(argv, 127, "", str(error))

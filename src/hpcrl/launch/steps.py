@@ -19,6 +19,7 @@ __all__ = [
     "Step",
     "coordinator_step",
     "local_steps",
+    "sentinels",
     "slurm_steps",
     "task_epilogs",
     "visibility_check",
@@ -129,6 +130,35 @@ def slurm_steps(run: RunDir, config: RunConfig, job: HetJob) -> list[Step]:
 
 
 _WORLD = ("trainer", "inference")
+
+
+def sentinels(run: RunDir, config: RunConfig, job: HetJob) -> list[Step]:
+    """A step for each component but the batch host's that does nothing on all its nodes, until Slurm ends the component."""
+    return [
+        Step(
+            f"sentinel-{group.index}",
+            [
+                "srun",
+                f"--het-group={group.index}",
+                "--ntasks-per-node=1",
+                "--mpi=none",
+                "--overlap",
+                "--cpu-bind=none",
+                "--kill-on-bad-exit=1",
+                *config.slurm.srun_args,
+                "sleep",
+                "infinity",
+            ],
+            run.logs("launcher") / f"sentinel-{group.index}.log",
+        )
+        for group in job.groups[1:]
+    ]
+
+
+def answer_check(config: RunConfig) -> list[str]:
+    """A step on every node of the job that does nothing: it fails, or hangs, where a node is gone."""
+    options = ["--het-group=0,1,2", "--ntasks-per-node=1", "--mpi=none", "--overlap", *config.slurm.srun_args]
+    return ["srun", *options, "true"]
 
 
 def visibility_check(run: RunDir, config: RunConfig) -> list[str]:

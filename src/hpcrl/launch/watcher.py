@@ -65,6 +65,8 @@ class Watcher:
     def __init__(self, run: RunDir) -> None:
         self._run = run
         self.children: list[Child] = []
+        self.grace_s = _TERM_GRACE_S
+        """How long children that are told to stop may take."""
 
     def __enter__(self) -> Watcher:
         return self
@@ -150,7 +152,7 @@ class Watcher:
         running = [child for child in children if child.process.poll() is None]
         for child in running:
             _signal(child, signal.SIGTERM)
-        deadline = time.monotonic() + _TERM_GRACE_S
+        deadline = time.monotonic() + self.grace_s
         for child in running:
             with suppress(subprocess.TimeoutExpired):
                 child.process.wait(max(0.0, deadline - time.monotonic()))

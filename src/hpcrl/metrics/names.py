@@ -86,6 +86,13 @@ _TRAINING = (
     Metric("publish_s", "s", "training", "duration", "the trainer stood still to snapshot a version for publishing"),
     Metric("checkpoint_s", "s", "training", "duration", "writing a checkpoint"),
     Metric("step_s", "s", "training", "duration", "one training step from asking for the batch to published weights"),
+    Metric(
+        "restart_s",
+        "s",
+        "training",
+        "duration",
+        "from the end of the MPI world, or the start of a continued job, to its first trained step",
+    ),
     Metric("eval_success", "1", "training", "gauge", "mean reward on the held-out tasks, exactly this version"),
     Metric("eval_attempts", "1", "training", "gauge", "held-out attempts that have ended"),
     Metric("eval_failed", "1", "training", "gauge", "held-out attempts without a score"),

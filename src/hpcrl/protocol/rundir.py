@@ -2,7 +2,7 @@
 
 runs/<run_id>/  config.resolved.yaml  token  keys/  coordinator.db  endpoints/  manifests/  shards/  checkpoints/  metrics/
                 logs/<role>/  artifacts/  model/<version>/  adapter/<version>/  failures/
-                stop  trained.json  status.final.json  end.json  report.html  summary.json
+                stop  restarted  requeues  trained.json  status.final.json  end.json  report.html  summary.json
 """
 
 from __future__ import annotations
@@ -113,6 +113,16 @@ class RunDir:
     def trained(self) -> Path:
         """What the trainer reached, written as its last act: the proof that a run which ended also succeeded."""
         return self.root / "trained.json"
+
+    @property
+    def restarted(self) -> Path:
+        """When the MPI world died or the job started again (s since 1970), until the first trained step after it; by the launcher."""
+        return self.root / "restarted"
+
+    @property
+    def requeues(self) -> Path:
+        """``JOB COUNT``: how often the launcher put its job back into the queue."""
+        return self.root / "requeues"
 
     @property
     def final_status(self) -> Path:

@@ -167,8 +167,18 @@ class Trainer:
         values["publish_s"] = time.monotonic() - publish_started
         values["batch_wait_s"] = waited
         values["step_s"] = time.monotonic() - started
+        values |= self._since_restart()
         self._report(following.step, values)
         return following
+
+    def _since_restart(self) -> dict[str, Value]:
+        """Once after a restart: how long there was no trained step. Taking the note away tells the launcher."""
+        if not (self._ranks.leads and self._run.restarted.exists()):
+            return {}
+        waited = time.time() - float(self._run.restarted.read_text(encoding="utf-8"))
+        self._run.restarted.unlink()
+        log.info("first trained step %.1f s after the restart", waited)
+        return {"restart_s": waited}
 
     def _usable_batch(self, version: PolicyVersion) -> Batch:
         """The batch for ``version``, asked for again until every shard of it can be read and no trajectory of it deviates too far

@@ -13,7 +13,10 @@ import pytest
 
 from hpcrl.errors import RunError
 from hpcrl.launch import drive, job
+from hpcrl.launch.allocation import Allocation, Taken
+from hpcrl.launch.outcome import Outcome
 from hpcrl.launch.signals import Signals
+from hpcrl.launch.slurm import Slurm
 from hpcrl.launch.steps import Step
 from hpcrl.protocol.rundir import RunDir
 
@@ -72,3 +75,50 @@ def test_the_first_word_about_the_end_counts(run: RunDir, monkeypatch: pytest.Mo
         record.end("cancelled", "first")
         raise RunError("second")
     assert end(run) == ("cancelled", "first")
+
+
+class Answers(Slurm):
+    def __init__(self, state: str, reason: str) -> None:
+        self.row, self.calls = (state, reason), list[str]()
+
+    def components(self, job_id: str) -> dict[str, tuple[str, str]]:
+        return {f"{job_id}+0": self.row}
+
+    def requeue(self, job_id: str) -> None:
+        self.calls.append(f"requeue {job_id}")
+
+
+@pytest.mark.parametrize(("reason", "state"), [("TimeLimit", "timeout"), ("None", "cancelled")])
+def test_a_signal_from_slurm_means_what_slurm_says(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, reason: str, state: str
+) -> None:
+    monkeypatch.setattr(drive, "_finish", lambda *_: None)
+    monkeypatch.setattr(job, "_report", lambda _: None)
+    signals, step = Signals(), Step("coordinator", ["true"], run.logs("coordinator") / "log")
+    roles = drive.Roles(step, step, [], Allocation(Answers("COMPLETING", reason), "44"))
+    with pytest.raises(RunError), job._recorded(run, None) as record:
+        children = Children(run, signals, while_starting=False)
+        drive.drive(run, children, signals, record.end, roles, resume=False, restarts=0)  # type: ignore[arg-type]
+    assert end(run)[0] == state
+
+
+@pytest.mark.parametrize("error", [drive.TimeLimit("near"), Taken(Outcome.NODE_FAILURE, "lost a node")])
+def test_a_job_goes_back_into_the_queue_as_often_as_it_may(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, error: RunError
+) -> None:
+    slurm = Answers("RUNNING", "None")
+    monkeypatch.setattr(job, "Slurm", lambda: slurm)
+    for job_id, expected in (("44", 1), ("44", 2), ("44", 2), ("45", 3)):
+        record = job._Record(run, None)
+        with pytest.raises(RunError), job._requeued(run, job_id, 2, record):
+            raise error
+        assert len(slurm.calls) == expected
+    assert run.requeues.read_text().split() == ["45", "1"]
+
+
+def test_a_cancelled_run_is_not_requeued(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm = Answers("RUNNING", "None")
+    monkeypatch.setattr(job, "Slurm", lambda: slurm)
+    with pytest.raises(RunError), job._requeued(run, "44", 2, job._Record(run, None)):
+        raise drive.Cancelled("stopped by SIGTERM")
+    assert slurm.calls == []

@@ -17,17 +17,13 @@ def captured(name: str) -> dict[str, str]:
 
 def test_the_shipped_script() -> None:
     job = HetJob.from_env(captured("default"))
-    assert job == HetJob("1", 0, (HetGroup(0, 1, 2, 1), HetGroup(1, 2, 2, 2), HetGroup(2, 2, 2, 4)))
+    assert job == HetJob("1", (HetGroup(0, 1, 2, 1), HetGroup(1, 2, 2, 2), HetGroup(2, 2, 2, 4)))
 
 
 def test_sizes_overridden_on_the_command_line() -> None:
     """``sbatch --nodes=1 : --nodes=1 --ntasks-per-node=2 … : --nodes=2 --ntasks-per-node=2 SCRIPT``."""
     job = HetJob.from_env(captured("overridden"))
     assert job.groups == (HetGroup(0, 1, 2, 1), HetGroup(1, 1, 2, 2), HetGroup(2, 2, 4, 4))
-
-
-def test_a_requeued_job_says_how_often() -> None:
-    assert HetJob.from_env({**captured("default"), "SLURM_RESTART_COUNT": "2"}).restarts == 2
 
 
 @pytest.mark.parametrize("name", ["SLURM_NTASKS_HET_GROUP_1", "SLURM_NTASKS_PER_NODE_HET_GROUP_1"])

@@ -15,7 +15,7 @@ from hpcrl.launch.steps import Step
 from hpcrl.protocol.rundir import RunDir
 
 RUN = RunDir(Path("/shared/runs/r"))
-JOB = HetJob("44", 0, (HetGroup(0, 2, 16), HetGroup(1, 4, 4), HetGroup(2, 8, 8)))
+JOB = HetJob("44", (HetGroup(0, 2, 16), HetGroup(1, 4, 4), HetGroup(2, 8, 8)))
 
 
 def config(**sections: object) -> RunConfig:
@@ -166,7 +166,17 @@ def test_no_port_is_fixed() -> None:
 
 def test_each_part_of_the_mpi_step_gets_its_jobs_cpus_per_task() -> None:
     groups = (HetGroup(0, 1, 2, 3), HetGroup(1, 2, 2, 5), HetGroup(2, 2, 2))
-    steps = by_name(plan.slurm_steps(RUN, config(), HetJob("1", 0, groups)))
+    steps = by_name(plan.slurm_steps(RUN, config(), HetJob("1", groups)))
     first, second = split(steps["mpi"].argv)
     assert "--cpus-per-task=3" in first and "--cpus-per-task=5" in second
     assert "--cpu-bind=none" in steps["worker-0"].argv
+
+
+def test_a_sentinel_waits_on_every_node_of_the_components_that_the_batch_script_does_not_run_in() -> None:
+    found = by_name(plan.sentinels(RUN, config(slurm={"srun_args": ["--constraint=x"]}), JOB))
+    assert list(found) == ["sentinel-1", "sentinel-2"]
+    for index, step in enumerate(found.values(), 1):
+        assert step.argv[:2] == ["srun", f"--het-group={index}"]
+        assert {"--ntasks-per-node=1", "--overlap", "--mpi=none", "--constraint=x"} <= set(step.argv)
+        assert step.argv[-2:] == ["sleep", "infinity"]
+        assert not step.ends_run

@@ -1,0 +1,67 @@
+"""What Slurm has taken away from the job, asked by its launcher when a child has ended or when it is told to stop itself.
+
+A component may be cancelled alone (``scancel 44+1``) and a node may die; the leader's batch script goes on, but steps that span the
+component cannot be started again. Sentinels (`steps.sentinels`) are steps that do nothing, so that the end of a component is seen
+at once and not when its roles have finished dying.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpcrl.errors import RunError
+from hpcrl.launch.environment import GROUPS
+from hpcrl.launch.outcome import Outcome, outcome_in
+from hpcrl.launch.slurm import Slurm
+
+__all__ = ["Allocation", "Taken"]
+
+_WORDS = {
+    Outcome.TIMEOUT: "reached its time limit",
+    Outcome.PREEMPTED: "was preempted",
+    Outcome.NODE_FAILURE: "lost a node",
+    Outcome.CANCELLED: "was cancelled",
+}
+
+
+class Taken(RunError):
+    """Slurm ended the job or a part of it; ``outcome`` says how."""
+
+    def __init__(self, outcome: Outcome, reason: str) -> None:
+        super().__init__(reason)
+        self.outcome = outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """The components of job ``job_id`` and their nodes, in Slurm's word. A Slurm that does not answer counts as nothing lost."""
+
+    slurm: Slurm
+    job_id: str
+
+    def lost(self) -> Taken | None:
+        """The first component that does not run any more; without the leader's, the job is over."""
+        shown = self.slurm.components(self.job_id)
+        for index, name in enumerate(GROUPS):
+            row = shown.get(f"{self.job_id}+{index}")
+            if row is not None and (outcome := outcome_in(*row)) is not Outcome.RUNNING:
+                if not index:
+                    return self._ended(outcome)
+                return Taken(outcome, f"component {index} ({name}) of job {self.job_id} {_words(outcome)}")
+        return None
+
+    def ending(self) -> Taken | None:
+        """Why Slurm ends the whole job, for a launcher that is being told to stop."""
+        row = self.slurm.components(self.job_id).get(f"{self.job_id}+0")
+        if row is None or (outcome := outcome_in(*row)) is Outcome.RUNNING:
+            return None
+        return self._ended(outcome)
+
+    def _ended(self, outcome: Outcome) -> Taken:
+        # While the components of a job that is preempted or requeued end, Slurm shows them as it does cancelled ones.
+        words = "is ended: cancelled, preempted or requeued" if outcome is Outcome.CANCELLED else _words(outcome)
+        return Taken(outcome, f"job {self.job_id} {words}")
+
+
+def _words(outcome: Outcome) -> str:
+    return _WORDS.get(outcome, "was ended by Slurm")
