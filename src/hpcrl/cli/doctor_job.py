@@ -24,6 +24,7 @@ from pathlib import Path
 from hpcrl.cli.doctor_checks import Fault
 from hpcrl.cli.doctor_table import Finding, asked, merged
 from hpcrl.config import load_config
+from hpcrl.config.sections import SlurmSection
 from hpcrl.launch.slurm import Slurm
 from hpcrl.launch.steps import PMI2_ENVIRONMENT
 from hpcrl.protocol.rundir import publish_text
@@ -37,6 +38,9 @@ _SLOW_MB_S = 100.0
 _SLOW_US = 5_000.0
 """A gigabit Ethernet does better; a good fabric is fifty times as fast."""
 _NODES_S = 0.2
+
+
+_DEFAULT = SlurmSection()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +60,10 @@ def roles(count: int) -> list[str]:
     return ["all"] if count == 1 else [*["mpi"] * (count - 2), "inference", "sandbox"]
 
 
-def job_script(folder: Path, places: Sequence[Place], config: Path | None, mpi: str) -> str:
-    """The text for sbatch. Pure."""
+def job_script(
+    folder: Path, places: Sequence[Place], config: Path | None = None, slurm: SlurmSection = _DEFAULT
+) -> str:
+    """The text for sbatch; steps get the MPI plugin, arguments and environment of ``slurm``, as those of a run do. Pure."""
     blocks = []
     for place in places:
         lines = [f"#SBATCH --nodes={place.nodes}", "#SBATCH --ntasks-per-node=1", "#SBATCH --time=6"]
@@ -68,14 +74,21 @@ def job_script(folder: Path, places: Sequence[Place], config: Path | None, mpi: 
     probes, ranks = [], []
     for index, (place, role) in enumerate(zip(places, roles(len(places)), strict=True)):
         where = [f"--het-group={index}"] if several else []
-        common = [*where, f"--nodes={place.nodes}", f"--ntasks={place.nodes}", "--ntasks-per-node=1", "--overlap"]
+        common = [
+            *where,
+            f"--nodes={place.nodes}",
+            f"--ntasks={place.nodes}",
+            "--ntasks-per-node=1",
+            "--overlap",
+            *slurm.srun_args,
+        ]
         probe = [python, "-m", "hpcrl.cli.doctor_node", str(folder), role, str(total), *given]
         probes.append(shlex.join(["--mpi=none", *common, f"--output={folder}/probe-{index}-%t.log", *probe]))
         if role != "sandbox":
             command = [python, "-m", "mpi4py", "-m", "hpcrl.bench.pairs", str(folder / "pairs.json")]
-            options = [f"--mpi={mpi}", "--kill-on-bad-exit=1", f"--output={folder}/mpi-{index}-%t.log"]
+            options = [f"--mpi={slurm.mpi}", "--kill-on-bad-exit=1", f"--output={folder}/mpi-{index}-%t.log"]
             ranks.append(shlex.join([*common, *options, *command]))
-    env = PMI2_ENVIRONMENT if mpi == "pmi2" else {}
+    env = {**(PMI2_ENVIRONMENT if slurm.mpi == "pmi2" else {}), **slurm.env}
     return "\n".join(
         [
             "#!/bin/bash",
@@ -83,7 +96,7 @@ def job_script(folder: Path, places: Sequence[Place], config: Path | None, mpi: 
             "\n#SBATCH hetjob\n".join(blocks),
             f"cd {shlex.quote(os.getcwd())}",
             "export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1",
-            f"{' '.join(f'{key}={value}' for key, value in env.items())} timeout {_MPI_S} srun {' : '.join(ranks)}",
+            f"env {shlex.join(f'{key}={value}' for key, value in env.items())} timeout {_MPI_S} srun {' : '.join(ranks)}",
             f"srun {' : '.join(probes)}",
             "",
         ]
@@ -115,13 +128,13 @@ def _kept(folder: Path) -> Iterator[None]:
 def job_findings(places: Sequence[Place], config: Path | None, slurm: Slurm | None = None) -> list[Finding]:
     """Submit, wait, read: rows of the table. The job is cancelled when it takes too long."""
     slurm = slurm or Slurm()
-    mpi = load_config(config).slurm.mpi if config is not None else "pmi2"
+    section = load_config(config).slurm if config is not None else SlurmSection()
     with tempfile.TemporaryDirectory(prefix=".hpcrl-doctor-", dir=".") as name:
         folder = Path(name).resolve()
         for part in ("nodes", "ports", "done"):
             (folder / part).mkdir()
         script = folder / "job.sh"
-        script.write_text(job_script(folder, places, config, mpi), encoding="utf-8")
+        script.write_text(job_script(folder, places, config, section), encoding="utf-8")
         with _kept(folder):
             job = asked("a job over all partitions", lambda: _through(slurm, script, sum(p.nodes for p in places)))
         if job.state == "broken":
@@ -175,7 +188,8 @@ def _said(folder: Path) -> str:
 
 def _world_findings(folder: Path, expected: int) -> list[Finding]:
     """Of the MPI step: did all ranks find one another, and how fast are they."""
-    return [asked("MPI world", lambda: _world(folder, expected)), asked("MPI between nodes", lambda: _links(folder))]
+    found = asked("MPI world", lambda: _world(folder, expected))
+    return [found] if found.state == "broken" else [found, asked("MPI between nodes", lambda: _links(folder))]
 
 
 def _world(folder: Path, expected: int) -> str:

@@ -11,6 +11,7 @@ import pytest
 from hpcrl.cli import doctor_job
 from hpcrl.cli.doctor_job import Place, job_findings, job_script, roles
 from hpcrl.cli.doctor_table import Finding, merged
+from hpcrl.config.sections import SlurmSection
 from hpcrl.launch.slurm import Slurm
 
 THREE = [Place("train", 1), Place("infer", 2), Place("cpu", 2)]
@@ -45,7 +46,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def steps(places: list[Place], tmp_path: Path) -> tuple[list[str], list[str]]:
     """The parts of the MPI step and of the step of probes."""
-    text = job_script(tmp_path, places, None, "pmi2")
+    text = job_script(tmp_path, places)
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
     mpi, probes = (line.split("srun ", 1)[1].split(" : ") for line in text.splitlines() if "srun " in line)
     return mpi, probes
@@ -59,14 +60,22 @@ def test_three_partitions_are_one_het_job_with_an_mpi_world_over_the_first_two(t
         ["inference", "5"],
         ["sandbox", "5"],
     ]
-    assert job_script(tmp_path, THREE, None, "pmi2").count("#SBATCH hetjob") == 2
+    assert job_script(tmp_path, THREE).count("#SBATCH hetjob") == 2
 
 
 def test_one_partition_is_an_ordinary_job(tmp_path: Path) -> None:
     mpi, probes = steps([Place(None, 2)], tmp_path)
     assert len(mpi) == len(probes) == 1
-    text = job_script(tmp_path, [Place(None, 2)], None, "pmi2")
+    text = job_script(tmp_path, [Place(None, 2)])
     assert not [word for word in ("het", "--partition") if word in text]
+
+
+def test_the_mpi_step_gets_what_a_runs_step_gets(tmp_path: Path) -> None:
+    section = SlurmSection(mpi="pmix", srun_args=["--constraint=x"], env={"UCX_TLS": "tcp,self"})
+    text = job_script(tmp_path, THREE, None, section)
+    [mpi] = [line for line in text.splitlines() if "hpcrl.bench.pairs" in line]
+    assert mpi.startswith("env UCX_TLS=tcp,self timeout")
+    assert mpi.count("--mpi=pmix") == mpi.count("--constraint=x") == 2
 
 
 def test_who_is_asked_what() -> None:
