@@ -53,7 +53,9 @@ def attempts_of(run: RunDir, job_id: str) -> list[str]:
 
 
 def test_workers_join_take_attempts_go_and_leave_with_the_run(jobs: Jobs) -> None:
-    sets = scaled_down(jobs.folder, "trainer.steps=6", "tasks.eval=null", "coordinator.infra_retries=0")
+    sets = scaled_down(
+        jobs.folder, "trainer.steps=6", "tasks.eval=null", "coordinator.infra_retries=0", "model.stage=/tmp"
+    )
     job = jobs.submit(CONFIG, *sets, sbatch=SMALLEST)
     run = RunDir(job.run_dir)
     job.wait_for(lambda: any(run.shards.glob("*.h5")), START_S, "shard")
@@ -79,6 +81,12 @@ def test_workers_join_take_attempts_go_and_leave_with_the_run(jobs: Jobs) -> Non
     assert _processes_of(run) == []
     for path in (run.keys, *run.keys.iterdir(), run.token):
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+
+    # Each node of trainer and inference copied the model once; its /tmp is its own.
+    staged = jobs.on_nodes(
+        "sh", "-c", "ls -d /tmp/hpcrl-*/????????????????????????????????/model.safetensors 2>/dev/null || true"
+    )
+    assert {node: len(found.split()) for node, found in staged.items() if found} == {"train1": 1, "infer1": 1}
 
     late = add(jobs, run)
     assert late.returncode == 2

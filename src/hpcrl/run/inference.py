@@ -32,6 +32,7 @@ from hpcrl.protocol.client import AsyncClient, Client
 from hpcrl.protocol.keyfiles import read_keys
 from hpcrl.protocol.rundir import RunDir
 from hpcrl.run.ending import cancel_all
+from hpcrl.run.model_files import on_this_node
 from hpcrl.run.replica_reports import ReplicaReports
 from hpcrl.run.role import role_main
 from hpcrl.run.unwanted import drop_unwanted
@@ -57,6 +58,7 @@ def work(run: RunDir, config: RunConfig, _: argparse.Namespace) -> None:
     index = world.receivers.index(world.rank)
     _take_gpus(config, world)
     remove_leftovers()
+    config = on_this_node(config)
     try:
         with ExitStack() as stack:
             staging = stack.enter_context(Staging(run.run_id, f"replica{index}"))
