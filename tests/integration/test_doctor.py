@@ -187,14 +187,21 @@ def full_memory(site: Site) -> Iterator[None]:
 
 
 @contextmanager
-def wall(site: Site) -> Iterator[None]:
-    """Nothing goes from one node to another."""
-    other = next(node.address for node in site.jobs.cluster.status().nodes if node.name == "cpu1")
-    site.on_node("cpu2", "ip", "route", "add", "unreachable", other)
+def wrong_network(site: Site) -> Iterator[None]:
+    """Every node announces an address of a network of its own, as a host name in /etc/hosts may make it."""
+    prolog = site.jobs.folder / "prolog"
+    addresses = {"cpu1": "198.51.100.1", "cpu2": "198.51.100.2"}
+    cases = "".join(f"{node}) echo export HPCRL_ADDRESS={address};;\n" for node, address in addresses.items())
+    prolog.write_text(f"#!/bin/sh\ncase $(hostname) in\n{cases}esac\n")
+    prolog.chmod(0o755)
+    for node, address in addresses.items():
+        site.on_node(node, "ip", "address", "add", f"{address}/32", "dev", "lo")
     try:
-        yield
+        with settings(site, TaskProlog=prolog):
+            yield
     finally:
-        site.on_node("cpu2", "ip", "route", "del", "unreachable", other)
+        for node, address in addresses.items():
+            site.on_node(node, "ip", "address", "del", f"{address}/32", "dev", "lo")
 
 
 @contextmanager
@@ -234,7 +241,7 @@ FAULTS: dict[str, tuple[Fault, str, str, str, str]] = {
     "too few open files": (few_files, "open files", "broken", "at most 1024 open files", "admin"),
     "a slow network": (slow_links, "MPI between nodes", "slow", "(cpu1–cpu2)", "admin"),
     "a full memory": (full_memory, "/dev/shm of nodes", "broken", "cpu2: /dev/shm has 0.1 of 1.0 GiB", "admin"),
-    "a wall between nodes": (wall, "ports between nodes", "broken", "cpu2: cannot reach cpu1", "admin"),
+    "a wrong network": (wrong_network, "ports between nodes", "broken", "cannot reach cpu2 (198.51.100.2:", "admin"),
     "another PMI": (wrong_pmi, "MPI world", "broken", "2", "user"),
 }
 """What is planted, and the row that must name it: check, state, cause, who. No command lies: the faults are the cluster's own, the
