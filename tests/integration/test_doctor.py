@@ -242,7 +242,7 @@ FAULTS: dict[str, tuple[Fault, str, str, str, str]] = {
     "a slow network": (slow_links, "MPI between nodes", "slow", "(cpu1–cpu2)", "admin"),
     "a full memory": (full_memory, "/dev/shm of nodes", "broken", "cpu2: /dev/shm has 0.1 of 1.0 GiB", "admin"),
     "a wrong network": (wrong_network, "ports between nodes", "broken", "cannot reach cpu2 (198.51.100.2:", "admin"),
-    "another PMI": (wrong_pmi, "MPI world", "broken", "2", "user"),
+    "another PMI": (wrong_pmi, "MPI world", "broken", "size 1 but the job has 2 ranks", "user"),
 }
 """What is planted, and the row that must name it: check, state, cause, who. No command lies: the faults are the cluster's own, the
 user's variables, or what is not installed."""

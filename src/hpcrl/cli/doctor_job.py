@@ -178,7 +178,12 @@ def _through(slurm: Slurm, script: Path, nodes: int) -> str:
             time.sleep(_NODES_S)
     finally:
         slurm.cancel(job_id)
-    return f"{nodes} nodes started in {(started or began) - began:.0f} s, answered in {time.monotonic() - (started or began):.0f} s"
+    answered = time.monotonic() - (started or began)
+    return f"{_count(nodes, 'node')} started in {(started or began) - began:.0f} s, answered in {answered:.0f} s"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _said(folder: Path) -> str:
@@ -205,11 +210,11 @@ def _world(folder: Path, expected: int) -> str:
         logs = [folder / "job.out", *sorted(folder.glob("mpi-*.log"))]
         said = " ".join("\n".join(path.read_text(errors="replace") for path in logs if path.exists()).split())[-300:]
         raise Fault(
-            f"{came} of {expected} ranks came through within {_MPI_S} s: {said}",
+            f"{came} of {expected} ranks came through: {said or f'nothing within {_MPI_S} s'}",
             "docs/cluster.md, Which MPI; UCX_TLS=tcp,self or FI_PROVIDER=tcp in slurm.env rules the fabric out",
             "user",
         )
-    return f"{expected} ranks over all components of the step"
+    return f"{_count(expected, 'rank')} over all components of the step"
 
 
 def _links(folder: Path) -> str:
