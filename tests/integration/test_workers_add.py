@@ -79,6 +79,8 @@ def test_workers_join_take_attempts_go_and_leave_with_the_run(jobs: Jobs) -> Non
     last = jobs.slurm("squeue", "-h", "--states=all", "-j", stays, "-o", "%T")
     assert set(last.split()) == {"COMPLETED"}, last
     assert _processes_of(run) == []
+    sandboxes = jobs.on_nodes("sh", "-c", "ls -d /tmp/hpcrl-*/w-* 2>/dev/null || true")
+    assert set(sandboxes.values()) == {""}, sandboxes
     for path in (run.keys, *run.keys.iterdir(), run.token):
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
 
