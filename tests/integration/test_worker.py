@@ -296,6 +296,29 @@ def test_sigterm_ends_a_worker_cleanly(tmp_path: Path) -> None:
     assert run.left == []
 
 
+def test_what_a_worker_held_that_has_to_go_is_taken_by_another_at_once(tmp_path: Path) -> None:
+    def script(key: AttemptKey, messages: Messages) -> str | Fault:
+        if len(messages) > 1:
+            return "done"
+        return "```bash\nsleep 0.3; echo right > answer\n```"
+
+    # Leases longer than the test: without a last word the batch would never come.
+    lease = {"lease_s": 600.0, "infra_retries": 0}
+    with world(tmp_path, script, workers=2, coordinator=lease) as (run, replica):
+        while replica.calls < 8:
+            time.sleep(0.05)
+        leaving = run.processes.pop("worker --index 0")
+        leaving.terminate()
+        assert leaving.wait(15) == 0
+        groups = run.batch()
+        assert [len(group.trajectories) for group in groups] == [GROUP, GROUP]
+        status = run.status()
+        assert status.cancelled["worker_left"] >= 1
+        assert status.failures == {} and status.duplicates == 0
+        run.finish()
+    assert run.left == []
+
+
 @pytest.mark.apptainer
 def test_repair_tasks_in_real_containers(tmp_path: Path) -> None:
     """The quickstart's tasks: even rollouts apply the reference solution, odd ones break the file."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from hpcrl.cli import doctor_checks as checks
-from hpcrl.errors import HpcrlError
+from hpcrl.cli.doctor_job import Place, job_findings
+from hpcrl.cli.doctor_table import Finding, asked
 
 __all__ = ["doctor"]
 
@@ -25,36 +26,36 @@ CHECKS: dict[str, Callable[[], str]] = {
     "Slurm settings": checks.slurm_settings,
     **checks.here,
 }
-"""Name → check; with those of a partition's nodes these are all."""
+"""Name → check, made where the doctor is called; the others are made by a step and a job of Slurm (doctor_job.py)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One row. ``who``: user or admin; empty where nothing is to be done."""
+def doctor(
+    config: Path | None, partitions: list[str] | None = None, as_json: bool = False, nodes: int = 2, job: bool = True
+) -> bool:
+    """Print the table; True when nothing is broken.
 
-    check: str
-    state: str
-    detail: str
-    todo: str = ""
-    who: str = ""
-
-
-def doctor(config: Path | None, partitions: list[str] | None = None, as_json: bool = False) -> bool:
-    """Print the table; True when nothing is broken. ``partitions``: also start one task on a node of each (None: the default one's)."""
-    chosen = dict(CHECKS)
-    if "Slurm" in chosen:
-        places: list[str | None] = [*partitions] if partitions else [None]
+    ``partitions``: those of trainer, inference and sandboxes, in this order (None: the default one). ``job``: a short job on up to
+    ``nodes`` nodes of each.
+    """
+    places: list[str | None] = [*partitions] if partitions else [None]
+    chosen: dict[str, Callable[[], str]] = dict(CHECKS)
+    if config is not None:
+        chosen["configuration"] = lambda: _configuration(config)
+    slurm = asked("Slurm", chosen.pop("Slurm")) if "Slurm" in chosen else None
+    usable = slurm is not None and slurm.state == "ok"
+    if usable:
         for partition in places:
             name = f" of {partition}" if partition else ""
             chosen[f"nodes{name}"] = partial(checks.nodes_are_up, partition)
             chosen[f"a step on a node{name}"] = partial(checks.on_nodes, partition)
-    if config is not None:
-        chosen["configuration"] = lambda: _configuration(config)
-    findings: list[Finding] = []
-    for name, check in chosen.items():
-        if name.startswith(_NEEDS_SLURM) and any(one.check == "Slurm" and one.state == "broken" for one in findings):
-            continue
-        findings.append(_asked(name, check))
+    else:
+        chosen = {name: check for name, check in chosen.items() if not name.startswith(_NEEDS_SLURM)}
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        rows = list(pool.map(asked, chosen, chosen.values()))
+    findings = [*([slurm] if slurm else []), *rows]
+    broken = {one.check.split(" of ")[0] for one in findings if one.state == "broken"}
+    if usable and job and not broken & _NEEDED_BY_JOB:
+        findings += job_findings([Place(name, checks.usable_nodes(name, nodes)) for name in places], config)
     if as_json:
         print(json.dumps([asdict(finding) for finding in findings]))
     else:
@@ -62,16 +63,9 @@ def doctor(config: Path | None, partitions: list[str] | None = None, as_json: bo
     return all(finding.state != "broken" for finding in findings)
 
 
-_NEEDS_SLURM = ("PMI", "Slurm settings", "nodes", "a step")
-
-
-def _asked(name: str, check: Callable[[], str]) -> Finding:
-    try:
-        return Finding(name, "ok", check())
-    except checks.Fault as fault:
-        return Finding(name, "slow" if fault.slow else "broken", fault.cause, fault.todo, fault.who)
-    except (HpcrlError, OSError, subprocess.TimeoutExpired) as error:
-        return Finding(name, "broken", str(error))
+_NEEDS_SLURM = ("PMI", "Slurm settings")
+_NEEDED_BY_JOB = {"PMI", "nodes", "a step on a node", "run directory", "configuration"}
+_AT_ONCE = 4
 
 
 def _print(findings: list[Finding]) -> None:

@@ -19,7 +19,7 @@ from typing import Literal
 from hpcrl.errors import EnvironmentFault
 from hpcrl.protocol.address import routable_address
 
-__all__ = ["Fault", "Who", "here", "on_nodes"]
+__all__ = ["Fault", "Who", "here", "nodes_are_up", "on_nodes", "usable_nodes"]
 
 Who = Literal["user", "admin"]
 
@@ -57,6 +57,16 @@ def slurm_answers() -> str:
     return done.stdout.strip()
 
 
+def usable_nodes(partition: str | None, most: int) -> int:
+    """Nodes of ``partition`` (None: the default one) that a job can have, at most ``most``."""
+    rows = [line.split("|") for line in _ask("sinfo", "-h", "-o", "%P|%D|%T").stdout.splitlines() if "|" in line]
+    mine = [row for row in rows if row[0].rstrip("*") == partition or (partition is None and row[0].endswith("*"))]
+    return max(1, min(most, sum(int(row[1]) for row in mine if not _UNUSABLE.search(row[2]))))
+
+
+_UNUSABLE = re.compile(r"down|drain|fail|\*|maint")
+
+
 def nodes_are_up(partition: str | None = None) -> str:
     """Without any usable node in a partition a job waits for ever."""
     rows = [line.split("|") for line in _ask("sinfo", "-h", "-o", "%R|%a|%D|%T").stdout.splitlines() if "|" in line]
@@ -67,10 +77,9 @@ def nodes_are_up(partition: str | None = None) -> str:
     for name in names:
         if any(row[0] == name and row[1] != "up" for row in rows):
             raise Fault(f"partition {name} is down", f"scontrol update partition={name} state=up", "admin")
-    bad = re.compile(r"down|drain|fail|\*|maint")
     for name in names:
-        usable = sum(int(row[2]) for row in rows if row[0] == name and not bad.search(row[3]))
-        lost = sum(int(row[2]) for row in rows if row[0] == name and bad.search(row[3]))
+        usable = sum(int(row[2]) for row in rows if row[0] == name and not _UNUSABLE.search(row[3]))
+        lost = sum(int(row[2]) for row in rows if row[0] == name and _UNUSABLE.search(row[3]))
         todo = "see `sinfo -R`; scontrol update nodename=NODE state=resume"
         if not usable:
             raise Fault(f"partition {name} has no usable node: {lost} down or drained", todo, "admin")

@@ -5,6 +5,7 @@ Everything shown comes from the coordinator's status call and, at the end, from 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -25,28 +26,50 @@ __all__ = ["follow", "follow_while", "lost_job", "read_end", "show", "wait_lines
 
 _POLL_S = 1.0
 _LOST_S = 5.0
+_SUMMARY_S = 30.0
 
 
-def follow(run: RunDir, lost: Callable[[], str] = lambda: "", old_end: str | None = None) -> None:
+def follow(run: RunDir, lost: Callable[[], str] | None = None, old_end: str | None = None) -> None:
     """Show progress until the run has ended. Raises RunError when it did not succeed.
 
-    ``lost()`` is asked now and then: a reason means that there is nothing left to wait for although no end was recorded.
+    ``lost()`` is asked now and then: a reason means that there is nothing left to wait for although no end was recorded. Where it can
+    be asked, a run that the time limit ended is followed on: its job may be in the queue again, to go on from the checkpoint.
     ``old_end`` is the record of an earlier end, which a resume replaces.
     """
     with _Display(run) as display:
-        asked = time.monotonic()
-        while (recorded := read_end(run)) in (None, old_end):
+        asked, near_end = time.monotonic(), None
+        while True:
+            recorded = read_end(run)
+            if recorded not in (None, old_end):
+                if lost is None or _end_of(run, recorded)["state"] != "timeout":
+                    break
+                old_end = near_end = recorded
+                display.say(f"{_end_of(run, recorded)['reason']}; waiting for the job to go on")
             display.update()
             time.sleep(_POLL_S)
-            if time.monotonic() - asked > _LOST_S:
+            if lost is not None and time.monotonic() - asked > _LOST_S:
                 reason, asked = lost(), time.monotonic()
                 if reason and read_end(run) in (None, old_end):
-                    raise RunError(reason)
+                    if near_end is None:
+                        raise RunError(reason)
+                    recorded = near_end
+                    break
         display.update()
     end = _end_of(run, recorded)
+    _await_summary(run)
     _print_result(run)
     if end["state"] != "success":
         raise RunError(f"the run {end['state']}: {end['reason']}")
+
+
+def _await_summary(run: RunDir) -> None:
+    """The launcher records the end first, and writes the summary seconds later, or never when it is killed."""
+    deadline = time.monotonic() + _SUMMARY_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(FileNotFoundError):
+            if run.summary.stat().st_mtime_ns >= run.end.stat().st_mtime_ns:
+                return
+        time.sleep(_POLL_S)
 
 
 def read_end(run: RunDir) -> str | None:
@@ -225,6 +248,10 @@ class _Display:
             return self._client.call(api.STATUS, StatusRequest())
         except InfraError:
             return None
+
+    def say(self, line: str) -> None:
+        """Something that is not progress, on either kind of output."""
+        self._console.print(f"{time.strftime('%H:%M:%S')} {line}", highlight=False, soft_wrap=True)
 
     def _say(self, line: str, key: str) -> None:
         if self._console.is_terminal or key == self._shown:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpcrl.cli import bench, database, devcluster, images, shards, tasks
+from hpcrl.cli import bench, database, devcluster, images, shards, tasks, workers
 from hpcrl.cli.errors import new_file, report_errors, run_at
 from hpcrl.errors import EnvironmentFault, UserError
 
@@ -28,6 +28,7 @@ app.add_typer(bench.app, name="bench", help="Measure hpcrl's own parts.")
 app.add_typer(database.app, name="db", help="Check a run's database.")
 app.add_typer(tasks.app, name="tasks", help="Check, run and convert tasks.")
 app.add_typer(images.app, name="images", help="The sandbox images of this machine.")
+app.add_typer(workers.app, name="workers", help="More sandbox nodes for a run that is going on.")
 
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a configuration key.")
@@ -205,14 +206,17 @@ def compare_command(
 def doctor_command(
     config: Annotated[Path | None, typer.Argument(help="Also check this configuration's model and tasks.")] = None,
     partitions: Annotated[
-        list[str] | None, typer.Option("--partition", metavar="NAME", help="Try a node of this partition; repeatable.")
+        list[str] | None,
+        typer.Option("--partition", metavar="NAME", help="Those of trainer, inference and sandboxes, in this order."),
     ] = None,
+    nodes: Annotated[int, typer.Option(min=1, help="Try so many nodes of each partition in one short job.")] = 2,
+    job: Annotated[bool, typer.Option("--job/--no-job", help="Whether to submit that job.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="The table as JSON.")] = False,
 ) -> None:
     """What works on this machine: Slurm, MPI, sandboxes, vLLM, disk. Exit code 3 when something a run needs is broken."""
     from hpcrl.cli.doctor import doctor
 
-    if not doctor(config, partitions, as_json):
+    if not doctor(config, partitions, as_json, nodes, job):
         raise EnvironmentFault("something is broken; see the table")
 
 

@@ -91,6 +91,9 @@ class RunSection(Section):
 class ModelSection(Section):
     path: Line
     """Directory of the start weights: config.json, safetensors, tokenizer with chat template."""
+    stage: Line | None = None
+    """Directory on each node's own disk (variables such as `$SLURM_TMPDIR` are filled in there) into which trainer and inference nodes
+    copy `path` once, and read it from then on; None: they read the shared file system each time."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of the trainer's weights, of what travels, and of what is served."""
     tool_calls: Literal["auto", "hermes", "llama3", "mistral"] = "auto"

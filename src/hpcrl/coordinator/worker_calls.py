@@ -119,7 +119,10 @@ class WorkerCalls:
                 rejected[item.attempt_id] = attempt
                 self._l.reject(item.attempt_id, "failed", request.reporter_id, attempt, now)
                 continue
-            self._l.fail(attempt, item.kind, item.reason, now, item.message)
+            if item.reason == m.WORKER_LEFT:
+                self._l.cancel(attempt, item.reason, now)
+            else:
+                self._l.fail(attempt, item.kind, item.reason, now, item.message)
             accepted.append(item.attempt_id)
         return m.Ack(accepted=accepted, rejected=rejected)
 

@@ -29,6 +29,7 @@ def main() -> None:
         root, config, resume = _what(args)
         print(f"run directory: {root}{' (continued)' if resume else ''}", flush=True)
         launch_slurm(root, config, resume=resume)
+        _note(config).unlink(missing_ok=True)  # only success is final: Slurm may start any other job again
     except HpcrlError as error:
         print(f"hpcrl: {error}", file=sys.stderr, flush=True)
         raise SystemExit(error.exit_code) from error
@@ -40,7 +41,7 @@ def _what(args: argparse.Namespace) -> tuple[Path, RunConfig, bool]:
         return args.resume.resolve(), load_config(RunDir(args.resume).config, args.set), True
     config = load_config(args.config, args.set)
     restarted = int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0
-    note = Path(config.run.dir) / f".job-{os.environ.get('SLURM_JOB_ID')}"
+    note = _note(config)
     if args.run_dir is not None:
         root = args.run_dir.resolve()
     elif restarted and note.exists():
@@ -51,6 +52,11 @@ def _what(args: argparse.Namespace) -> tuple[Path, RunConfig, bool]:
     if restarted and RunDir(root).config.exists():
         return root, load_config(RunDir(root).config), True
     return root, config, False
+
+
+def _note(config: RunConfig) -> Path:
+    """Where a job keeps which run is its own."""
+    return Path(config.run.dir) / f".job-{os.environ.get('SLURM_JOB_ID')}"
 
 
 if __name__ == "__main__":

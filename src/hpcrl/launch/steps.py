@@ -16,6 +16,7 @@ from hpcrl.launch.environment import HetGroup, HetJob
 from hpcrl.protocol.rundir import RunDir
 
 __all__ = [
+    "PMI2_ENVIRONMENT",
     "Step",
     "coordinator_step",
     "local_steps",
@@ -47,7 +48,7 @@ def _python(module: str, run: RunDir, *args: str, mpi: bool = False) -> list[str
     return [sys.executable, *(["-m", "mpi4py"] if mpi else []), "-m", module, "--run-dir", str(run.root), *args]
 
 
-_PMI2 = {
+PMI2_ENVIRONMENT = {
     # Slurm's pmi2 tells MPICH which ranks share a node from sorted node names, but numbers ranks in het group order: where the two
     # differ, MPI_Init hangs. MPICH then must not look for shared memory. Seen with Slurm 22.05.8.
     "MPIR_CVAR_NOLOCAL": "1",
@@ -104,7 +105,7 @@ def slurm_steps(run: RunDir, config: RunConfig, job: HetJob) -> list[Step]:
         ),
     ]
     folders = (run.logs("trainer"), run.logs("inference"))
-    env = {**(_PMI2 if config.slurm.mpi == "pmi2" else {}), **config.slurm.env}
+    env = {**(PMI2_ENVIRONMENT if config.slurm.mpi == "pmi2" else {}), **config.slurm.env}
     steps = [Step("mpi", combined, run.logs("launcher") / "mpi.log", True, folders, env, _WORLD)]
     for role, per_node in (("worker", config.worker.per_node), ("scorer", config.scoring.per_node)):
         command = _python(f"hpcrl.run.{role}", run)

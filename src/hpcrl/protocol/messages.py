@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 # fmt: off
 __all__ = [
-    "Ack", "ArtifactItem", "ArtifactReport", "BadShard", "Batch", "BatchGroup", "BatchRequest", "CheckpointDone",
+    "WORKER_LEFT", "Ack", "ArtifactItem", "ArtifactReport", "BadShard", "Batch", "BatchGroup", "BatchRequest", "CheckpointDone",
     "Empty", "EndedReply", "EndedRequest", "EvalRequest", "EvalResult", "EvalStatusRequest",
     "FailureItem", "FailureReport", "Finish", "FlipGrant",
     "FlipRequest", "Heartbeat", "HeartbeatReply", "Lease", "LeaseReply", "LeaseRequest", "Message", "OffPolicy", "Phase",
@@ -121,6 +121,10 @@ class ArtifactItem(Message):
 class ArtifactReport(Message):
     worker_id: str
     items: list[ArtifactItem]
+
+
+WORKER_LEFT = "worker_left"
+"""Reason of attempts that a worker gives back because it has to go: no retry is spent."""
 
 
 class FailureItem(Message):

@@ -33,6 +33,7 @@ from hpcrl.protocol.keyfiles import read_keys
 from hpcrl.protocol.rundir import RunDir
 from hpcrl.run.ending import cancel_all
 from hpcrl.run.load import report_load
+from hpcrl.run.model_files import on_this_node
 from hpcrl.run.replica_reports import ReplicaReports
 from hpcrl.run.role import role_main
 from hpcrl.run.unwanted import drop_unwanted
@@ -58,6 +59,7 @@ def work(run: RunDir, config: RunConfig, _: argparse.Namespace) -> None:
     index = world.receivers.index(world.rank)
     _take_gpus(config, world)
     remove_leftovers()
+    config = on_this_node(config)
     try:
         with ExitStack() as stack:
             staging = stack.enter_context(Staging(run.run_id, f"replica{index}"))

@@ -42,16 +42,16 @@ def role_main(
         stream=sys.stderr,
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    run = RunDir(args.run_dir)
+    run, job = RunDir(args.run_dir), getattr(args, "job", None)
     try:
         work(run, load_config(run.config), args)
     except HpcrlError as error:
-        record_failure(run, role, str(error), error.exit_code)
+        record_failure(run, role, str(error), error.exit_code, job)
         print(f"hpcrl {role}: {error}", file=sys.stderr, flush=True)
         traceback.print_exc()
         raise SystemExit(error.exit_code) from error
     except Exception as error:  # the one recording point: whatever it was, its reason must reach the user
-        record_failure(run, role, f"{type(error).__name__}: {error}")
+        record_failure(run, role, f"{type(error).__name__}: {error}", job=job)
         raise
 
 
@@ -73,14 +73,20 @@ def bounded(run: RunDir, role: str, seconds: float, reason: str) -> Iterator[Non
         timer.cancel()
 
 
-def record_failure(run: RunDir, role: str, reason: str, exit_code: int = 1) -> None:
+def record_failure(run: RunDir, role: str, reason: str, exit_code: int = 1, job: str | None = None) -> None:
     """Leave ``reason`` in the run directory (best effort: the directory itself may be what failed).
 
-    The launcher does not start a role again whose ``exit_code`` is that of wrong input or of a lacking machine.
+    The launcher does not start a role again whose ``exit_code`` is that of wrong input or of a lacking machine. ``job``: it joined the
+    run from a job of its own, and its end is no reason of the run's.
     """
     node, pid = socket.gethostname(), os.getpid()
     entry = {"role": role, "node": node, "pid": pid, "at": time.time(), "exit_code": exit_code, "reason": reason}
     try:
-        publish_text(run.failures / f"{role}-{node}-{pid}.json", json.dumps(entry) + "\n")
+        path = (
+            run.failures / "joined" / f"{role}-{node}-j{job}-{pid}.json"
+            if job
+            else run.failures / f"{role}-{node}-{pid}.json"
+        )
+        publish_text(path, json.dumps(entry) + "\n")
     except OSError as error:
         print(f"hpcrl {role}: cannot record the failure in {run.root}: {error}", file=sys.stderr, flush=True)

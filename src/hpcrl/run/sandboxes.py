@@ -120,9 +120,10 @@ def node_arguments(prog: str) -> argparse.ArgumentParser:
         default=int(os.environ.get("SLURM_LOCALID", "0")),
         help="number of this process on its node",
     )
+    parser.add_argument("--job", metavar="ID", help="the process joins the run from this job of its own")
     return parser
 
 
-def process_name(index: int) -> str:
-    """Name of a worker or scorer, unique in the run. Example: ``cpu1-0``."""
-    return f"{socket.gethostname().split('.')[0]}-{index}"
+def process_name(index: int, job: str | None = None) -> str:
+    """Name of a worker or scorer, unique in the run. Examples: ``cpu1-0``; ``cpu1-0-j45`` of a job that joined it."""
+    return f"{socket.gethostname().split('.')[0]}-{index}{f'-j{job}' if job else ''}"

@@ -23,6 +23,7 @@ from hpcrl.protocol import messages as m
 from hpcrl.protocol.address import routable_address
 from hpcrl.protocol.client import Client
 from hpcrl.protocol.rundir import RunDir, publish_text
+from hpcrl.run.model_files import on_this_node
 from hpcrl.run.role import role_main
 from hpcrl.run.world import join_world
 from hpcrl.weights.adapter import peft_config
@@ -61,7 +62,7 @@ def work(run: RunDir, config: RunConfig, _: argparse.Namespace) -> None:
     address, port = world.bcast_json(listener and listener.getsockname())
     ranks = Ranks.connect(index, len(world.trainers), address, port, backend=config.trainer.backend, listener=listener)
     client = Client(run, "trainer") if index == 0 else None
-    trainer = Trainer(config, run, ranks, client, should_stop=lambda: stop.is_set() or run.stop.exists())
+    trainer = Trainer(on_this_node(config), run, ranks, client, should_stop=lambda: stop.is_set() or run.stop.exists())
 
     def announce(manifest: Manifest) -> None:
         if client is not None:

@@ -48,6 +48,7 @@ _COALESCE_S = 0.01
 _RUNNING_S = 0.25
 """New attempts are told to be running this soon."""
 _WAITING_PER_SLOT = 8
+_LAST_WORD_S = 2.0
 
 
 @dataclass(slots=True)
@@ -95,6 +96,7 @@ class Worker:
         self._unannounced: set[str] = set()
         self._signals = _Signals()
         self._error: BaseException | None = None
+        self._leaving = False
         self._artifacts: Batcher[m.ArtifactItem] = Batcher(self._send_artifacts, lambda item: item.attempt_id)
         self._failures: Batcher[m.FailureItem] = Batcher(self._send_failures, lambda item: item.attempt_id)
         self._sealer = Sealer(
@@ -110,6 +112,11 @@ class Worker:
         """End soon: attempts are dropped (their leases expire or are cancelled by the coordinator)."""
         self._signals.stop.set()
 
+    def leave(self) -> None:
+        """End soon while the run goes on: attempts are given back, so that others have them at once."""
+        self._leaving = True
+        self.stop()
+
     async def work(self) -> None:
         """Work until the coordinator says stop or :meth:`stop`. Raises CoordinatorGone, or whatever broke a loop."""
         loops = [
@@ -124,7 +131,10 @@ class Worker:
         ]
         done, _ = await asyncio.wait(loops, return_when=asyncio.FIRST_COMPLETED)
         attempts = [live.task for live in self._live.values() if live.task is not None]
-        await cancel_all((*loops, *attempts))
+        await cancel_all(loops)
+        if self._leaving:
+            await self._give_back()
+        await cancel_all(attempts)
         for task in done:
             task.result()
         if self._error is not None:
@@ -275,6 +285,13 @@ class Worker:
         self._waiting.pop(attempt_id, None)
         self._signals.slots.set()
 
+    async def _give_back(self) -> None:
+        """Said once, before Slurm kills us; without an answer the leases run out."""
+        items = [m.FailureItem(attempt_id=name, kind="infra", reason=m.WORKER_LEFT) for name in self._live]
+        with contextlib.suppress(TimeoutError, InfraError):
+            async with asyncio.timeout(_LAST_WORD_S):
+                await self._send_failures(items)
+
     # ---------------------------------------------------------------- batched reports
 
     async def _send_artifacts(self, items: list[m.ArtifactItem]) -> m.Ack:
@@ -301,8 +318,8 @@ class Worker:
         self._metrics.write({"reports_rejected": {reason: 1}})
 
 
-async def _serve(run: RunDir, config: RunConfig, index: int) -> None:
-    worker_id = process_name(index)
+async def _serve(run: RunDir, config: RunConfig, index: int, job: str | None) -> None:
+    worker_id = process_name(index, job)
     client = calls.AsyncClient(run, "worker")
     images = Images(config)
     async with (
@@ -314,7 +331,7 @@ async def _serve(run: RunDir, config: RunConfig, index: int) -> None:
             runner = AttemptRunner(run, config, session, pool, images)
             worker = Worker(run, config, worker_id, client, runner, metrics)
             for number in (signal.SIGTERM, signal.SIGINT):
-                asyncio.get_running_loop().add_signal_handler(number, worker.stop)
+                asyncio.get_running_loop().add_signal_handler(number, worker.leave)
             log.info("worker %s: %d attempts at once", worker_id, config.worker.concurrency)
             try:
                 await worker.work()
@@ -326,7 +343,7 @@ async def _serve(run: RunDir, config: RunConfig, index: int) -> None:
 def main() -> None:
     """``python -m hpcrl.run.worker --run-dir DIR --index N``: one worker process of a node."""
     parser = node_arguments("hpcrl.run.worker")
-    role_main("worker", lambda run, config, args: asyncio.run(_serve(run, config, args.index)), parser)
+    role_main("worker", lambda run, config, args: asyncio.run(_serve(run, config, args.index, args.job)), parser)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -36,6 +37,7 @@ def run(tmp_path: Path) -> RunDir:
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(following, "_POLL_S", 0.01)
     monkeypatch.setattr(following, "_LOST_S", 0.0)
+    monkeypatch.setattr(following, "_SUMMARY_S", 0.1)
     yield
 
 
@@ -135,6 +137,48 @@ def test_following_ends_when_there_is_nothing_left_to_wait_for(run: RunDir) -> N
     answers = iter(["", "", "job 44 ended"])
     with pytest.raises(RunError, match="job 44 ended"):
         follow(run, lambda: next(answers))
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_requeued_run_is_followed_to_its_real_end(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    end(run, "timeout", "the time limit is near: the trainer was asked to stop at step 2")
+
+    def goes_on() -> None:
+        run.end.unlink()
+        end(run, "success")
+
+    timer = threading.Timer(0.05, goes_on)
+    timer.start()
+    follow(run, lambda: "")
+    timer.join()
+    assert "asked to stop at step 2; waiting for the job to go on" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_run_that_ran_into_its_limit_for_good(run: RunDir) -> None:
+    end(run, "timeout", "the time limit is near")
+    answers = iter(["", "job 44 ended"])
+    with pytest.raises(RunError, match="the run timeout: the time limit is near"):
+        follow(run, lambda: next(answers))
+    with pytest.raises(RunError, match="the run timeout"):
+        follow(run)  # nobody to ask whether it goes on
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_summary_is_waited_for(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where an earlier one lies there, of the run that was resumed."""
+    monkeypatch.setattr(following, "_SUMMARY_S", 20.0)
+    monkeypatch.setattr("hpcrl.report.summary_table", lambda summary: f"the {summary['which']} summary")
+    publish_text(run.summary, json.dumps({"which": "old"}))
+    os.utime(run.summary, (1.0, 1.0))
+    end(run, "success")
+    timer = threading.Timer(0.05, publish_text, (run.summary, json.dumps({"which": "new"})))
+    timer.start()
+    follow(run)
+    timer.join()
+    assert "the new summary" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

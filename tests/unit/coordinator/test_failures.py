@@ -23,6 +23,19 @@ def test_an_infrastructure_failure_is_retried_under_a_new_attempt_until_the_budg
     assert world.lease(1)[0].attempt_id == "g000000-r1-a1"
 
 
+def test_a_worker_that_leaves_gives_its_attempts_back_and_spends_no_retry() -> None:
+    world = harness(coordinator={"infra_retries": 0})
+    first = {lease.rollout_id for lease in world.lease(4)}
+    for number in range(3):
+        world.fail(*[f"{rollout}-a{number}" for rollout in sorted(first)], reason=m.WORKER_LEFT)
+        again = world.lease(4)
+        assert {lease.attempt_id for lease in again} == {f"{rollout}-a{number + 1}" for rollout in first}
+    assert world.status().cancelled == {"worker_left": 12}
+    assert world.status().failures == {}
+    late = "g000000-r0-a0"
+    assert late in world.fail(late, reason=m.WORKER_LEFT).rejected
+
+
 def test_each_kind_of_failure_has_its_own_budget_also_after_a_restart() -> None:
     world = harness(coordinator={"infra_retries": 1, "data_retries": 1})
     attempt = world.lease(4)[0].attempt_id

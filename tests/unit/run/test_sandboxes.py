@@ -100,3 +100,5 @@ def test_names_and_indices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_LOCALID", "2")
     assert node_arguments("x").parse_args([]).index == 2
     assert node_arguments("x").parse_args(["--index", "1"]).index == 1
+    assert process_name(3, "45") == process_name(3) + "-j45"
+    assert node_arguments("x").parse_args(["--job", "45"]).job == "45"
