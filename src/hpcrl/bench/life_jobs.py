@@ -127,10 +127,12 @@ class LifeCluster:
         return root
 
     def left(self, run: RunDir) -> list[str]:
-        """What a run that is over still has on any node: processes, weights in shared memory, sandboxes."""
+        """What a run that is over still has on any node that is up: processes, weights in shared memory, sandboxes."""
         found = [f"process {pid}: {argv[:80]}" for pid, argv in processes_of(run)]
         look = f"ls -d /dev/shm/hpcrl-{run.run_id}-* /tmp/hpcrl-*/w-* 2>/dev/null; true"
         for node in self.cluster.status().nodes:
+            if self.cluster.node(node.name).init() is None:
+                continue
             line, env = self.cluster.command(["sh", "-c", look], node=node.name)
             done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=60, check=False)
             found += [f"{node.name}: {path}" for path in done.stdout.split()]
