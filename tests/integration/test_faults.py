@@ -16,6 +16,8 @@ from hpcrl.trajectory.reader import ShardReader
 
 pytestmark = [pytest.mark.slurm, pytest.mark.apptainer, pytest.mark.mpi, pytest.mark.slow, pytest.mark.timeout(900)]
 
+_LONG_0, _LONG_1, _LONG_2 = (pytest.param(component, marks=pytest.mark.long) for component in range(3))
+
 GONE_S = 10.0
 
 
@@ -63,6 +65,7 @@ def test_a_time_limit_that_is_really_reached_requeues_once_and_the_run_goes_on(c
     assert len([entry for entry in trainer if "restart_s" in entry]) == 1
 
 
+@pytest.mark.long
 def test_a_time_limit_without_a_signal_before_it_requeues_from_the_newest_checkpoint(cluster: LifeCluster) -> None:
     job = training(cluster, 120, sbatch=("--time=1", "--signal=B:CONT@1"))
     job.until(lambda: job.state() == "PENDING", "requeue", timeout_s=200, dies=True)
@@ -72,6 +75,7 @@ def test_a_time_limit_without_a_signal_before_it_requeues_from_the_newest_checkp
     ends_well(job, 120)
 
 
+@pytest.mark.long
 def test_a_second_time_limit_ends_the_run(cluster: LifeCluster) -> None:
     job = training(cluster, 1000)
     cluster.slurm("scancel", "--batch", "--signal=USR1", job.job_id)
@@ -84,7 +88,7 @@ def test_a_second_time_limit_ends_the_run(cluster: LifeCluster) -> None:
     assert job.text().count("back into the queue") == 1
 
 
-@pytest.mark.parametrize("component", [0, 1, 2])
+@pytest.mark.parametrize("component", [_LONG_0, 1, _LONG_2])
 def test_a_preempted_job_comes_back(cluster: LifeCluster, component: int) -> None:
     job = training(cluster, 20)
     options = ["--partition=urgent", f"--nodelist={job.nodes()[component]}", "--exclusive", "--output=/dev/null"]
@@ -93,6 +97,7 @@ def test_a_preempted_job_comes_back(cluster: LifeCluster, component: int) -> Non
     ends_well(job, 20)
 
 
+@pytest.mark.long
 def test_scontrol_requeue(cluster: LifeCluster) -> None:
     job = training(cluster, 20)
     cluster.slurm("scontrol", "requeue", job.job_id)
@@ -100,7 +105,7 @@ def test_scontrol_requeue(cluster: LifeCluster) -> None:
     ends_well(job, 20)
 
 
-@pytest.mark.parametrize("component", [0, 1, 2])
+@pytest.mark.parametrize("component", [_LONG_0, _LONG_1, 2])
 def test_a_lost_node_puts_the_job_back_into_the_queue(cluster: LifeCluster, component: int) -> None:
     job = training(cluster, 30)
     node = job.nodes()[component]
@@ -111,7 +116,7 @@ def test_a_lost_node_puts_the_job_back_into_the_queue(cluster: LifeCluster, comp
         assert "back into the queue" in job.text() or "NODE FAILURE" in job.text()
 
 
-@pytest.mark.parametrize("component", [1, 2])
+@pytest.mark.parametrize("component", [1, _LONG_2])
 def test_scancel_of_one_component_ends_the_run_and_nothing_is_left(cluster: LifeCluster, component: int) -> None:
     job = training(cluster, 1000)
     cluster.slurm("scancel", f"{job.job_id}+{component}")

@@ -20,6 +20,7 @@ pytestmark = [
     pytest.mark.apptainer,
     pytest.mark.mpi,
     pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.timeout(2400),
 ]
 
