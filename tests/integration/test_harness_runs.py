@@ -103,6 +103,7 @@ def test_the_tools_harness_is_trained(tmp_path: Path) -> None:
         *("model.dtype=float32", "rollout.max_tokens=200", "rollout.context_tokens=2000", "rollout.max_turns=5"),
         *("mode=sync", "staleness.max_policy_lag=0", "trainer.steps=1", "trainer.groups_per_step=1"),
         *("rollout.group_size=4", "rollout.attempt_timeout_s=600", "inference.enforce_eager=true"),
+        "rollout.temperature=0.5",
     ]
     (trajectories,) = trained("configs/harness-tools.yaml", tmp_path / "run", sets, 4).values()
     by_heart = [trajectory for trajectory in trajectories if len(trajectory.requests) == len(REPLIES)]
