@@ -91,7 +91,7 @@ class Load:
         consumed, started, self._leases, cpu = self._consumed, time.monotonic(), [], cpu_s()
         while time.monotonic() < started + seconds or self._consumed < consumed + _LEAST_ROLLOUTS:
             await asyncio.sleep(0.05)
-        measured = Measured(time.monotonic() - started, self._consumed - consumed, self._leases, cpu_s() - cpu)
+        measured = Measured(time.monotonic() - started, self._consumed - consumed, [*self._leases], cpu_s() - cpu)
         self._stop = True
         await asyncio.gather(*workers)
         self._drained = True
