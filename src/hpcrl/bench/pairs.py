@@ -1,8 +1,9 @@
 """Latency and bandwidth of every pair of ranks of an MPI world, joined as a run joins it. For ``hpcrl doctor``.
 
-    python -m mpi4py -m hpcrl.bench.pairs FILE        rank 0 writes {"ranks", "pairs": [{"a", "b", "latency_us", "mb_s"}]}
+    python -m mpi4py -m hpcrl.bench.pairs FILE        rank K writes FILE.K: {"ranks", "pairs": [{"a", "b", "latency_us", "mb_s"}]}
 
-One pair at a time; the best of several rounds, as a busy node says nothing of its links.
+A rank that does not find the others writes FILE: {"fault"}. One pair at a time; the best of several rounds, as a busy node says
+nothing of its links.
 """
 
 from __future__ import annotations
@@ -60,8 +61,7 @@ def main() -> None:
     try:
         world = World.connect("inference" if rank else "trainer", expected, socket.gethostname().split(".")[0])
     except EnvironmentFault as error:
-        if rank == 0:
-            publish_text(out, json.dumps({"fault": str(error)}))
+        publish_text(out, json.dumps({"fault": str(error)}))  # each rank: srun kills the others when the first one exits
         raise SystemExit(error.exit_code) from error
     comm = MPI.COMM_WORLD.Dup()
     count, found = min(world.size, _MOST), []

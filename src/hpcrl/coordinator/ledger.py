@@ -80,6 +80,7 @@ class Ledger:
         self.leases: list[tuple[float, str]] = []
         self.scoring_leases: list[tuple[float, str]] = []
         self.asking = Asking()
+        self._evicted: list[Group] = []
 
     # ------------------------------------------------------------ whole-run values
 
@@ -281,12 +282,25 @@ class Ledger:
                 self.changes.group(group)
 
     def evict(self, group: Group) -> None:
-        """Forget a group that has ended, whatever the end."""
+        """Forget a group that has ended, whatever the end. What the call still needs of it is there until :meth:`release`."""
         del self.groups[group.group_id]
+        self._evicted.append(group)
         self._unlist(group)
         for rollout in group.rollouts:
             if rollout.attempt is not None:
                 self._forget(rollout.attempt, rollout.attempt.state.value)
+
+    def release(self) -> None:
+        """Take evicted groups apart, once their rows are with the store: as cycles they would wait for a whole garbage collection.
+
+        Such collections stop every call for as long as they take.
+        """
+        for group in self._evicted:
+            for rollout in group.rollouts:
+                rollout.attempt = None
+            group.rollouts.clear()
+            group.pending.clear()
+        self._evicted.clear()
 
     # ------------------------------------------------------------ attempts
 

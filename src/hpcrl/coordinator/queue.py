@@ -97,7 +97,9 @@ class Queue:
             self.trainer.expire(now)
 
     def take_changes(self) -> ChangeSet | None:
-        return self.ledger.changes.take()
+        taken = self.ledger.changes.take()
+        self.ledger.release()
+        return taken
 
     def take_wakes(self) -> set[str]:
         wakes, self.ledger.wakes = self.ledger.wakes, set()
