@@ -61,7 +61,9 @@ def main() -> None:
     try:
         world = World.connect("inference" if rank else "trainer", expected, socket.gethostname().split(".")[0])
     except EnvironmentFault as error:
-        publish_text(out, json.dumps({"fault": str(error)}))  # each rank: srun kills the others when the first one exits
+        publish_text(
+            out, json.dumps({"fault": str(error)})
+        )  # each rank: srun kills the others when the first one exits
         raise SystemExit(error.exit_code) from error
     comm = MPI.COMM_WORLD.Dup()
     count, found = min(world.size, _MOST), []
