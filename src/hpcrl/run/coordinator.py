@@ -73,8 +73,7 @@ def _listen(host: str, port: int) -> socket.socket:
 def _collect_rarely() -> None:
     """Whole collections stop every call for as long as they look at all that is in flight (80 ms at 2,000 rollouts per second).
 
-    Groups that have ended are cycles, so they are needed, but not each second: one in 2 million allocations. What was restored is
-    not looked at again.
+    The queue leaves no cycles, so they are hardly needed: one in 2 million allocations. What was restored is not looked at again.
     """
     gc.collect()
     gc.freeze()

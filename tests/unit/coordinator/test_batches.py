@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 from coordinator_world import Harness, harness
 
+from hpcrl.coordinator.entities import Attempt, Group, Rollout
 from hpcrl.coordinator.ledger import Refused
 
 
@@ -128,3 +133,32 @@ def test_after_a_resume_groups_move_up_when_those_before_them_are_dropped() -> N
     world.tick(61)
     assert world.batch("1.0").groups is None
     assert {lease.group_id for lease in world.lease(4)} == {"g000002", "g000003"}
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def live_objects() -> int:
+    return sum(isinstance(found, Group | Rollout | Attempt) for found in gc.get_objects())
+
+
+def test_what_has_ended_leaves_memory_without_the_garbage_collector() -> None:
+    world = harness(trainer={"steps": 9}, coordinator={"infra_retries": 0})
+    with no_collections():
+        before = live_objects()
+        for step in range(3):
+            world.finish_attempts(world.lease(100))
+            assert world.batch(f"0.{step}").groups is not None
+            world.publish(f"0.{step + 1}", "r0")
+        for lease in world.lease(100):
+            world.fail(lease.attempt_id)
+        ledger = world.queue.ledger
+        kept = sum(1 + len(group.rollouts) for group in ledger.groups.values()) + len(ledger.attempts)
+        assert live_objects() - before <= kept
