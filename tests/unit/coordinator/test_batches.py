@@ -146,7 +146,7 @@ def no_collections() -> Iterator[None]:
 
 
 def live_objects() -> int:
-    return sum(isinstance(found, Group | Rollout | Attempt) for found in gc.get_objects())
+    return sum(type(found) in (Group, Rollout, Attempt) for found in gc.get_objects())
 
 
 def test_what_has_ended_leaves_memory_without_the_garbage_collector() -> None:
