@@ -19,10 +19,11 @@ def slurm_cluster() -> Iterator[Cluster]:
     """A cluster for the session; removed with all its jobs whatever happens."""
     if os.geteuid() != 0 or shutil.which("slurmd", path="/usr/sbin:/sbin:/usr/bin") is None:
         pytest.skip("needs root and slurmd")
-    cluster = Cluster(LAYOUT.name)
+    layout = LAYOUT.model_copy(update={"name": LAYOUT.name + os.environ.get("PYTEST_XDIST_WORKER", "")})
+    cluster = Cluster(layout.name)
     cluster.down()
     try:
-        cluster.up(LAYOUT)
+        cluster.up(layout)
         yield cluster
     finally:
         cluster.down()
