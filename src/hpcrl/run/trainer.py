@@ -62,15 +62,7 @@ def work(run: RunDir, config: RunConfig, _: argparse.Namespace) -> None:
     address, port = world.bcast_json(listener and listener.getsockname())
     ranks = Ranks.connect(index, len(world.trainers), address, port, backend=config.trainer.backend, listener=listener)
     client = Client(run, "trainer") if index == 0 else None
-
-    def should_stop() -> bool:
-        """Asked between polls: nobody will ever sample with a version whose publish has failed."""
-        if stop.is_set() or run.stop.exists():
-            return True
-        publisher.check()
-        return False
-
-    trainer = Trainer(on_this_node(config), run, ranks, client, should_stop=should_stop)
+    trainer = Trainer(on_this_node(config), run, ranks, client, should_stop=lambda: stop.is_set() or run.stop.exists())
 
     def announce(manifest: Manifest) -> None:
         if client is not None:

@@ -140,7 +140,7 @@ class Publisher:
         return self._pending
 
     def publish(self, version: PolicyVersion) -> None:
-        """:meth:`publish_async` without the future; :meth:`check`, the next publish, :meth:`wait` or :meth:`shutdown` raise its error."""
+        """:meth:`publish_async` without the future; :meth:`check`, the next one, :meth:`wait` or :meth:`shutdown` raise its error."""
         self.publish_async(version)
 
     def wait(self) -> PublishResult | None:
@@ -190,7 +190,7 @@ class Publisher:
                     self._tell_trainers({"type": "done", "version": str(job.version), "error": str(error)})
 
     def _take_late_messages(self) -> Exception | None:
-        """An error here belongs to no publish: :meth:`check` and the next one raise it. The thread lives on, for that one waits for it."""
+        """An error here belongs to no publish: :meth:`check` and the next one raise it. The thread lives on to do that."""
         try:
             while self._lead.pump():
                 pass
