@@ -98,7 +98,9 @@ class WeightsBench:
         groups = (NodeGroup(prefix=p, count=n, partition="bench") for p, n in zip(_PREFIXES, counts, strict=True))
         cluster = Cluster(self.cluster)
         if cluster.status().exists:
-            raise UserError(f"cluster {self.cluster} exists; choose another --name, or end it: hpcrl devcluster down")
+            raise UserError(
+                f"cluster {self.cluster} exists; choose another --name, or end it: hpcrl devcluster down --name {self.cluster}"
+            )
         try:
             cluster.up(ClusterLayout(name=self.cluster, nodes=tuple(groups)), progress=progress)
             cluster.limit_links(None if self.link == "none" else self.link)
