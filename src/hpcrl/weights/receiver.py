@@ -216,6 +216,8 @@ class Receiver:
         """The manifest, or why the version of the message cannot be served: it is refused then, and the replica goes on."""
         try:
             manifest = Manifest.from_dict(message["manifest"])
+            if manifest.version != message["version"]:
+                raise DataError("manifest", f"it is that of {manifest.version}")
             base = None if manifest.adapter is None else manifest.adapter.base_digest
             self._check_fits(manifest.tokenizer_digest, manifest.model_config_digest, base)
         except DataError as error:
