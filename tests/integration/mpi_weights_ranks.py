@@ -12,6 +12,8 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from hpcrl.errors import InfraError
+from hpcrl.errors import HpcrlError, InfraError
 from hpcrl.protocol.rundir import RunDir
 from hpcrl.protocol.version import PolicyVersion
 from hpcrl.weights.digest import chunk_digest
@@ -205,6 +207,37 @@ class CorruptingPublisher(Publisher):
         return outgoing
 
 
+def damage_manifests(world: World, scenario: str) -> None:
+    """What is said of version 0.1 arrives changed: a tensor's name, or consistently of another tokenizer than was offered."""
+    send = world.send_json
+
+    def send_json(dests: Any, message: dict[str, Any]) -> None:
+        if message["type"] == "manifest" and message["version"] == "0.1":
+            content = json.loads(json.dumps(message["manifest"]))
+            if scenario == "manifest_damaged":
+                content["tensors"][0]["name"] = "model.layers.0.other"
+            else:
+                content = replace(Manifest.from_dict(content), tokenizer_digest="other").to_dict()
+            message = message | {"manifest": content}
+        send(dests, message)
+
+    world.send_json = send_json  # type: ignore[method-assign]
+
+
+def failure_of(publisher: Publisher) -> str:
+    """What a training thread hears that waits for something else meanwhile."""
+    deadline = time.monotonic() + 30.0
+    try:
+        while time.monotonic() < deadline:
+            publisher.check()
+            time.sleep(0.01)
+    except HpcrlError as error:
+        with suppress(HpcrlError):
+            publisher.shutdown()
+        return str(error)
+    return "nothing"
+
+
 def result_of(result: PublishResult | None) -> dict[str, Any]:
     assert result is not None
     return {
@@ -227,6 +260,14 @@ def run_trainer(scenario: str, world: World, run: RunDir, algorithm: Any, chunk_
     snapshot = Snapshot(lambda: list(values.items()), index=index, count=len(world.trainers))
     kind = {"corrupt": CorruptingPublisher, "sender_dies": DyingPublisher}.get(scenario, Publisher)
     announced: list[str] = []
+
+    def announce(manifest: Manifest) -> None:
+        if scenario == "not_announced" and manifest.step == 1:
+            raise InfraError("unreachable", "the coordinator is away")
+        announced.append(manifest.version)
+
+    if scenario.startswith("manifest_"):
+        damage_manifests(world, scenario)
     publisher = kind(
         world,
         run,
@@ -237,7 +278,7 @@ def run_trainer(scenario: str, world: World, run: RunDir, algorithm: Any, chunk_
         model_config_digest="other" if scenario == "incompatible" else "c",
         adapter=Adapter({}, "other") if scenario == "base" else None,
         algorithm=None if algorithm == "auto" else algorithm,
-        on_manifest=lambda manifest: announced.append(manifest.version),
+        on_manifest=announce,
         timeout_s=3.0 if scenario == "receiver_hangs" else 60.0,
     )
     results = []
@@ -245,6 +286,8 @@ def run_trainer(scenario: str, world: World, run: RunDir, algorithm: Any, chunk_
         if scenario != "big":
             values.update(tensors_of(step, scale))
         publisher.publish(PolicyVersion(0, step))
+        if scenario == "not_announced" and step == 1:
+            return {"failed": failure_of(publisher)}
         if scenario == "slow_flip" and step == 0:
             continue  # the next publish meets a replica that still flips
         results.append(result_of(publisher.wait()))
@@ -302,6 +345,7 @@ def run_receiver(scenario: str, world: World, staging: Staging, directory: Path)
         on_staged=on_staged,
         on_refused=lambda version, reason: refused.append([version, reason]),
         timeout_s=60.0,
+        grace_s=120.0,  # what is compared here takes long where the machine is busy
     )
     thread = threading.Thread(target=receiver.run)
     cpu, started = time.process_time(), time.monotonic()

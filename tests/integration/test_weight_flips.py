@@ -8,7 +8,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from hpcrl.protocol.keys import Pin
 from hpcrl.protocol.messages import Sampling
 from hpcrl.protocol.record import AttemptRecord
 from hpcrl.protocol.version import PolicyVersion
+from hpcrl.weights.manifest import Manifest
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -181,6 +182,26 @@ def test_a_head_that_stays_old_is_caught_and_the_replica_serves_the_old_version_
     assert "held_weights" in broken[0][1]
 
 
+def test_a_manifest_that_gives_tensors_each_others_names_is_refused(
+    loop: Loop, models: list[Path], tmp_path: Path, token_replica: Replica
+) -> None:
+    """Every byte is right, and each digest; what would be served is another model."""
+    served = str(token_replica.served_version)
+    manifest, staging = stage(models[2], "0.2", tmp_path)
+    content = json.loads(manifest.read_text())
+    one, other = (
+        next(t for t in content["tensors"] if t["name"] == f"model.layers.{layer}.mlp.up_proj.weight")
+        for layer in (0, 1)
+    )
+    one["name"], other["name"] = other["name"], one["name"]
+    manifest.write_text(json.dumps(content))
+    with pytest.raises(
+        InfraError, match=rf"flip_refused: 0\.2 was refused, {served} goes on serving: manifest: .*seal"
+    ):
+        loop.run(token_replica.flip("0.2", manifest, staging))
+    assert (token_replica.served_version, token_replica.serving) == (served, True)
+
+
 # ---------------------------------------------------------------- flips under load
 
 
@@ -261,9 +282,9 @@ def run_load(
         """Version k: the weights of model k % 4 under that name, in one of two files by turns, as in the double buffer."""
         step = PolicyVersion.parse(version).step
         manifest, staging = staged[step % len(models)]
-        content = json.loads(manifest.read_text()) | {"version": version, "step": step}
+        described = Manifest.from_json(manifest.read_text())
         named, slot = tmp_path / f"{version}.json", tmp_path / f"slot{step % 2}.weights"
-        named.write_text(json.dumps(content))
+        named.write_text(replace(described, version=version, step=step).to_json())
         shutil.copyfile(staging, slot)
         return named, slot
 

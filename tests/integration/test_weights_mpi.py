@@ -92,6 +92,30 @@ def test_a_corrupted_chunk_is_refused_and_the_old_version_stays(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("scenario", "reason"),
     [
+        ("manifest_damaged", "manifest: malformed: it was changed after it was written"),
+        ("manifest_of_another", "incompatible: the tokenizer differs: trainer other, replica t"),
+    ],
+)
+def test_a_wrong_manifest_costs_one_version_and_no_replica(tmp_path: Path, scenario: str, reason: str) -> None:
+    seen = run(tmp_path, scenario)
+    outcomes = [(r["verified"], sorted(r["refused"])) for r in seen[0]["results"]]
+    assert outcomes == [([2, 3], []), ([], ["2", "3"]), ([2, 3], [])]
+    for replica in seen[2:]:
+        assert [(s["version"], s["equal"]) for s in replica["seen"]] == [("0.0", True), ("0.2", True)]
+        ((version, why),) = replica["refused"]
+        assert version == "0.1" and reason in why
+
+
+def test_a_publish_that_fails_is_heard_without_waiting_for_it(tmp_path: Path) -> None:
+    seen = run(tmp_path, "not_announced")
+    assert seen[0]["failed"] == "unreachable: the coordinator is away"
+    assert seen[1]["failed"] == "publishing 0.1 failed on trainer 0: unreachable: the coordinator is away"
+    assert [s["version"] for replica in seen[2:] for s in replica["seen"]] == ["0.0", "0.0"]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "reason"),
+    [
         ("incompatible", "the model configuration differs"),
         ("tokenizer", "the tokenizer differs"),
         ("base", "the base model differs: trainer other, replica b"),

@@ -62,6 +62,10 @@ class Replica:
         self.versions[str(version)] = copy.deepcopy(self._policy)
         self._pending = self._thread.submit(self._send, str(version))
 
+    def check(self) -> None:
+        if self._pending is not None and self._pending.done():
+            self._pending.result()
+
     def _send(self, version: str) -> None:
         time.sleep(self._delay_s)
         self._client.call(c.PUBLISHED, m.VersionPublished(version=version, digest="d", nbytes=1))

@@ -6,6 +6,7 @@ this process   cluster up ─ links limited ─ model written ─ srun ranks.py 
 from __future__ import annotations
 
 import json
+import re
 import signal
 import statistics
 import subprocess
@@ -19,6 +20,7 @@ from typing import Any
 
 from hpcrl.bench.model import make_model
 from hpcrl.devcluster import Cluster, ClusterLayout, NodeGroup
+from hpcrl.devcluster.layout import MAX_NODES
 from hpcrl.errors import InfraError, UserError
 
 __all__ = ["WeightsBench", "summarise"]
@@ -28,6 +30,7 @@ Rows = list[dict[str, float]]
 _BASE = Path("/var/tmp/hpcrl/bench")
 _DTYPES = ("float32", "bfloat16", "float16")
 _ALGORITHMS = ("auto", "star", "chain")
+_RATE = re.compile(r"(?=.*[1-9])\d+(\.\d+)?(([kmgt]i?)?(bit|bps))?", re.IGNORECASE)
 _PREFIXES = "source", "target"
 """Prefixes of the nodes: Slurm numbers ranks in the order of node names, and the trainers come first."""
 
@@ -76,11 +79,18 @@ class WeightsBench:
         return summarise([found["rows"] for found in ranks], self.senders) | fixed
 
     def _check(self) -> None:
+        """What can be known before a cluster is there."""
         if min(self.senders, self.receivers, self.repeats, self.threads) < 1:
             raise UserError("--senders, --receivers, --threads and --repeat must be at least 1")
         for option, value, allowed in (("dtype", self.dtype, _DTYPES), ("algo", self.algorithm, _ALGORITHMS)):
             if value not in allowed:
                 raise UserError(f"--{option} {value}: allowed are {', '.join(allowed)}")
+        if self.senders + self.receivers > MAX_NODES:
+            raise UserError(f"--senders and --receivers: at most {MAX_NODES} nodes together")
+        if self.link != "none" and not _RATE.fullmatch(self.link):
+            raise UserError(f"--link {self.link}: expected a rate as tc takes it (1gbit, 100mbit), or none")
+        if self.model is not None and not (self.model / "model.safetensors").is_file():
+            raise UserError(f"{self.model} holds no model.safetensors; give a Hugging Face model directory in one file")
 
     @contextmanager
     def _cluster(self, progress: Callable[[str], None]) -> Iterator[Cluster]:
@@ -88,7 +98,9 @@ class WeightsBench:
         groups = (NodeGroup(prefix=p, count=n, partition="bench") for p, n in zip(_PREFIXES, counts, strict=True))
         cluster = Cluster(self.cluster)
         if cluster.status().exists:
-            raise UserError(f"cluster {self.cluster} exists; choose another --name, or end it: hpcrl devcluster down")
+            raise UserError(
+                f"cluster {self.cluster} exists; choose another --name, or end it: hpcrl devcluster down --name {self.cluster}"
+            )
         try:
             cluster.up(ClusterLayout(name=self.cluster, nodes=tuple(groups)), progress=progress)
             cluster.limit_links(None if self.link == "none" else self.link)
@@ -100,8 +112,6 @@ class WeightsBench:
         if self.model is None:
             progress(f"writing a model of {self.nbytes / 2**20:.0f} MiB")
             return make_model(directory / "model", self.nbytes, self.dtype)
-        if not (self.model / "model.safetensors").is_file():
-            raise UserError(f"{self.model} holds no model.safetensors; give a Hugging Face model directory in one file")
         return self.model.resolve()
 
     def _prepare(self, directory: Path, model: Path) -> None:

@@ -69,7 +69,7 @@ def _table(only: list[str] | None, repeat: int, name: str, model: Path | None, a
 
     unknown = sorted(set(only or ()) - RUNS.keys())
     if unknown:
-        raise UserError(f"--only {unknown[0]}: allowed are {', '.join(RUNS)}")
+        raise UserError(f"--only {unknown[0]}: allowed are {', '.join(map(repr, RUNS))}")
     results = run_all(only or list(RUNS), repeats=repeat, cluster=name, model=model, progress=_say)
     print(json.dumps(results) if as_json else "\n".join(markdown(results)))
 

@@ -39,6 +39,7 @@ __all__ = ["Flipped", "Generated", "TokenSpan", "VllmServer"]
 _PAUSE = {"trajectory": "abort", "turn": "wait", "token": "keep"}
 _POLL_S = 0.25
 _CONTROL_TIMEOUT_S = 600.0
+"""Longest answer to a control call; a pause that awaits running generations has theirs beside it."""
 _METRICS_TIMEOUT_S = 10.0
 _KV_USE = "vllm:kv_cache_usage_perc"
 _NO_VERSION = "none"
@@ -209,7 +210,8 @@ class VllmServer:
             # It changes nothing yet, and is answered between two steps of the engine: the pause begins there, not within a long step.
             await self._control("/start_weight_update")
             began = time.monotonic()
-            await self._control(f"/pause?mode={_PAUSE[self._config.weights.pin]}&clear_cache=true")
+            pause = f"/pause?mode={_PAUSE[self._config.weights.pin]}&clear_cache=true"
+            await self._control(pause, timeout_s=_CONTROL_TIMEOUT_S + self._config.inference.request_timeout_s)
             loading = time.monotonic()
             if self._config.weights.pin == "turn":
                 began = loading  # until here the running calls went on
@@ -296,13 +298,13 @@ class VllmServer:
             raise InfraError("engine_down", "vLLM is not running")
         return self._http
 
-    async def _control(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    async def _control(
+        self, path: str, body: dict[str, Any] | None = None, timeout_s: float = _CONTROL_TIMEOUT_S
+    ) -> dict[str, Any]:
         try:
-            return await self._connection().post(path, body, _CONTROL_TIMEOUT_S)
+            return await self._connection().post(path, body, timeout_s)
         except TimeoutError as error:
-            raise InfraError(
-                "engine_unreachable", f"no answer from vLLM to {path} in {_CONTROL_TIMEOUT_S:g} s"
-            ) from error
+            raise InfraError("engine_unreachable", f"no answer from vLLM to {path} in {timeout_s:g} s") from error
 
     async def _workers(self, method: str, *arguments: str) -> str:
         """Call a method of ``weights/vllm_adapter.py`` in all workers; the first error they report, or nothing."""
@@ -310,7 +312,10 @@ class VllmServer:
         return next((result["error"] for result in answer["results"] if result["error"]), "")
 
     async def _check_version(self, version: str) -> None:
-        held = (await self._connection().get("/weight_info")).get("weight_version")
+        try:
+            held = (await self._connection().get("/weight_info", _CONTROL_TIMEOUT_S)).get("weight_version")
+        except TimeoutError as error:
+            raise InfraError("engine_unreachable", "no answer from vLLM about the version that it holds") from error
         if held != version:
             raise InfraError("flip_failed", f"vLLM says that it holds version {held!r} after loading {version}")
 

@@ -41,7 +41,7 @@ log = logging.getLogger("hpcrl.trainer")
 _MIB = 1 << 20
 _BACKLOG = 4096
 _PUBLISH_S = 300.0
-"""Longest silence while a version is published, beside the drain of a replica."""
+"""Longest silence while a version is published, beside what a replica may take for the version before."""
 
 
 def work(run: RunDir, config: RunConfig, _: argparse.Namespace) -> None:
@@ -81,7 +81,7 @@ def work(run: RunDir, config: RunConfig, _: argparse.Namespace) -> None:
         adapter=_adapter(config, trainer.base_digest),
         parent=None if parent is None else str(parent),
         on_manifest=announce,
-        timeout_s=config.weights.drain_timeout_s + _PUBLISH_S,
+        timeout_s=_patience(config),
     )
     result = trainer.run(publisher)
     publisher.shutdown()
@@ -94,6 +94,11 @@ def work(run: RunDir, config: RunConfig, _: argparse.Namespace) -> None:
     if client is not None:
         client.close()
     world.close()
+
+
+def _patience(config: RunConfig) -> float:
+    """Longest silence of a replica, seconds: it may have to drain, and to start a new engine because its flip has failed."""
+    return config.weights.drain_timeout_s + config.inference.start_timeout_s + _PUBLISH_S
 
 
 def _listen() -> socket.socket:

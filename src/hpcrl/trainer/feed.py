@@ -42,6 +42,8 @@ class Feed:
         self._client = client
         self._should_stop = should_stop
         self._poll_s = poll_s
+        self.check: Callable[[], None] = lambda: None
+        """Asked as well, on rank 0: raises when what is waited for can never come."""
 
     def start(self, checkpoint_step: int | None) -> PolicyVersion:
         """Announce where this trainer stands; returns the version its weights now have. Raises RunError."""
@@ -57,7 +59,7 @@ class Feed:
         """Wait for the batch that turns ``version`` into the next step. Raises Stopped."""
 
         def wait() -> m.Batch | None:
-            while not self._should_stop():
+            while not self._stopped():
                 batch = self._call(calls.BATCH, m.BatchRequest(version=str(version), wait_s=self._poll_s))
                 if batch.groups is not None:
                     return batch
@@ -90,7 +92,7 @@ class Feed:
 
         def wait() -> m.EvalResult | None:
             self._call(calls.EVAL, m.EvalRequest(version=str(version), samples=samples))
-            while not self._should_stop():
+            while not self._stopped():
                 status = self._call(calls.EVAL_STATUS, m.EvalStatusRequest(version=str(version), wait_s=self._poll_s))
                 # All failed: there will never be a success rate to wait for.
                 if status.success is not None or max(status.done, status.failed) >= status.total:
@@ -107,6 +109,12 @@ class Feed:
         if self._client is None:
             raise RunError("only trainer rank 0 talks to the coordinator")
         return self._client.call(endpoint, request)
+
+    def _stopped(self) -> bool:
+        if self._should_stop():
+            return True
+        self.check()
+        return False
 
     def _or_stopped(self, wait: Callable[[], Rep | None]) -> Rep:
         found = self._ranks.decide(wait)

@@ -59,6 +59,9 @@ class WeightPublisher(Protocol):
 
     def publish(self, version: PolicyVersion) -> None: ...
 
+    def check(self) -> None:
+        """Raise the error of a publish that has failed: nobody would ever sample with its version. Asked while rank 0 waits."""
+
 
 class Trainer:
     """Make it on every rank, build the publisher on ``trainer.policy.model``, then :meth:`run`.
@@ -122,6 +125,7 @@ class Trainer:
         RunError (another rank's failure), CoordinatorGone.
         """
         started = time.monotonic()
+        self._feed.check = publisher.check
         version = self._feed.start(None if self.resumed_from is None else self.resumed_from.step)
         stopped = False
         saved = self.resumed_from

@@ -1,5 +1,8 @@
 """What a version of the weights consists of: names, places in the flat copy, digests. Pure, without torch.
 
+Right bytes under wrong names, shapes or types are wrong weights, and no chunk's digest would tell: therefore a manifest is sealed. Its
+JSON carries a digest of all that it says, and without the right one it is not read.
+
 A copy is one flat run of bytes. Tensors lie in wire order (grouped by layer, so that a layer-wise loader completes one layer at a
 time), each at a 64-byte boundary, zeros between them. Chunks cut the same bytes into pieces of one size, regardless of tensors.
 """
@@ -14,7 +17,7 @@ from typing import Any
 
 from hpcrl.errors import DataError, UserError
 from hpcrl.protocol.version import PolicyVersion
-from hpcrl.weights.digest import whole_digest
+from hpcrl.weights.digest import chunk_digest, whole_digest
 
 __all__ = ["ALIGNMENT", "DTYPE_BYTES", "Adapter", "Chunk", "Layout", "Manifest", "TensorEntry", "cut", "wire_order"]
 
@@ -152,7 +155,11 @@ class Manifest:
         return json.dumps(self.to_dict(), separators=(",", ":"))
 
     def to_dict(self) -> dict[str, Any]:
-        """The manifest as plain values."""
+        """The manifest as plain values, and its ``seal``."""
+        values = self._values()
+        return values | {"seal": _seal(values)}
+
+    def _values(self) -> dict[str, Any]:
         return {
             "version": self.version,
             "parent": self.parent,
@@ -181,15 +188,18 @@ class Manifest:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Manifest:
-        """Read plain values. Raises DataError for missing or unknown keys, wrong types, or places that do not fit."""
+        """Read plain values. Raises DataError for missing or unknown keys, wrong types, places that do not fit, another seal."""
         try:
             fields = dict(data)
+            seal = fields.pop("seal")
             fields["tensors"] = tuple(TensorEntry(**{**t, "shape": tuple(t["shape"])}) for t in data["tensors"])
             fields["chunks"] = tuple(Chunk(**c) for c in data["chunks"])
             adapter = data.get("adapter")
             fields["adapter"] = None if adapter is None else Adapter(**adapter)
             manifest = cls(**fields)
             manifest._check()
+            if seal != _seal(manifest._values()):
+                raise ValueError("it was changed after it was written: its seal is another")
         except (KeyError, TypeError, ValueError, AttributeError, UserError) as error:
             raise DataError("manifest", f"malformed: {error}") from error
         return manifest
@@ -215,6 +225,11 @@ class Manifest:
             raise ValueError(f"chunks end at {end}, the copy at {self.nbytes}")
         if self.digest != whole_digest(c.digest for c in self.chunks):
             raise ValueError("the digest of the whole does not follow from the chunks'")
+
+
+def _seal(values: dict[str, Any]) -> str:
+    """xxh3-128 of a manifest's fields as JSON."""
+    return chunk_digest(json.dumps(values, sort_keys=True, separators=(",", ":")).encode())
 
 
 def cut(nbytes: int, chunk_bytes: int) -> list[tuple[int, int]]:

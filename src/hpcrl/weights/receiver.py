@@ -2,7 +2,7 @@
 
     IDLE ─ publish ─▶ (fits? room?) ─ ready ─▶ OFFERED ─ go ─▶ chunks into standby, digests as they arrive ─▶ RECEIVED
                               └─ refused ─▶ IDLE
-    RECEIVED ─ all digests taken, and manifest here ─┬─ a digest differs ─ refused ─▶ IDLE, standby is garbage
+    RECEIVED ─ all digests taken, and manifest here ─┬─ a digest or the manifest is wrong ─ refused ─▶ IDLE, standby is garbage
                                                      └─ verified ─▶ FLIPPING (flip thread: on_staged, then swap)
     FLIPPING ─ flipped ─▶ IDLE          active = the new version
              └ failed ── refused ─▶ IDLE    active = the old version
@@ -125,7 +125,8 @@ class Receiver:
         self._state = _State.IDLE
         self._offer: _Offer | None = None
         self._waiting: dict[str, Any] | None = None
-        self._manifest: Manifest | None = None
+        self._announced = ""
+        self._manifest: Manifest | DataError | None = None
         self._unfit: tuple[str, str] | None = None
         self._active: Staged | None = None
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="weights-flip")
@@ -173,8 +174,8 @@ class Receiver:
                 )
             self._receive(self._offer, message)
         elif kind == "manifest":
-            self._manifest = Manifest.from_dict(message["manifest"])
-            if self._unfit is not None and self._unfit[0] == self._manifest.version:
+            self._announced, self._manifest = message["version"], self._read(message)
+            if self._unfit is not None and self._unfit[0] == self._announced:
                 self._tell_refused(*self._unfit)
         elif kind == "probe":
             self._probed(message["nbytes"])
@@ -201,7 +202,7 @@ class Receiver:
         self._state, self._offer = _State.IDLE, None
         version = str(message["version"])
         try:
-            self._check_fits(message)
+            self._check_fits(message["tokenizer_digest"], message["model_config_digest"], message["base_digest"])
             self._staging.standby(message["nbytes"])
         except HpcrlError as error:
             self._refuse(version, str(error))
@@ -211,16 +212,23 @@ class Receiver:
         self._reply({"type": "ready", "version": version})
         return True
 
-    def _check_fits(self, offer: dict[str, Any]) -> None:
-        """Raises DataError for a version of another model or tokenizer."""
-        sent = {
-            "tokenizer": offer["tokenizer_digest"],
-            "model configuration": offer["model_config_digest"],
-            "base model": offer["base_digest"],
-        }
-        for what, expected in self._expected.items():
-            if sent[what] != expected:
-                raise DataError("incompatible", f"the {what} differs: trainer {sent[what]}, replica {expected}")
+    def _read(self, message: dict[str, Any]) -> Manifest | DataError:
+        """The manifest, or why the version of the message cannot be served: it is refused then, and the replica goes on."""
+        try:
+            manifest = Manifest.from_dict(message["manifest"])
+            if manifest.version != message["version"]:
+                raise DataError("manifest", f"it is that of {manifest.version}")
+            base = None if manifest.adapter is None else manifest.adapter.base_digest
+            self._check_fits(manifest.tokenizer_digest, manifest.model_config_digest, base)
+        except DataError as error:
+            return error
+        return manifest
+
+    def _check_fits(self, *digests: str | None) -> None:
+        """``digests`` of tokenizer, model configuration and base model. Raises DataError for a version of others."""
+        for (what, expected), sent in zip(self._expected.items(), digests, strict=True):
+            if sent != expected:
+                raise DataError("incompatible", f"the {what} differs: trainer {sent}, replica {expected}")
 
     def _reply(self, message: dict[str, Any]) -> None:
         self._world.send_json(self._world.trainers[:1], message)
@@ -228,7 +236,7 @@ class Receiver:
     def _refuse(self, version: str, reason: str) -> None:
         log.warning("refused %s: %s", version, reason)
         self._reply({"type": "refused", "version": version, "reason": reason})
-        if self._manifest is not None and self._manifest.version == version:
+        if self._announced == version:
             self._tell_refused(version, reason)
         else:
             self._unfit = (version, reason)  # nobody else has heard of the version before its manifest
@@ -271,10 +279,14 @@ class Receiver:
     def _verify(self) -> bool:
         """Compare what has arrived with the manifest, and begin the flip when every digest is right."""
         offer, manifest = self._offer, self._manifest
-        if self._state is not _State.RECEIVED or offer is None or manifest is None or manifest.version != offer.version:
+        if self._state is not _State.RECEIVED or offer is None or manifest is None or self._announced != offer.version:
             return False
         if not all_done(list(offer.digests.values())):
             return False
+        if isinstance(manifest, DataError):
+            self._state, self._offer = _State.IDLE, None
+            self._refuse(offer.version, str(manifest))
+            return True
         digests = [offer.digests[number].result() for number in range(len(offer.pieces))]
         timings = Timings(offer.transfer_s, time.monotonic() - offer.arrived, whole_digest(digests))
         expected = [chunk.digest for chunk in manifest.chunks]

@@ -116,6 +116,7 @@ class Publisher:
         self._pending: Future[PublishResult] | None = None
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._failure: Exception | None = None
         self.link = link
         """The links' rate and latency, once trainer 0 has measured them."""
 
@@ -139,13 +140,20 @@ class Publisher:
         return self._pending
 
     def publish(self, version: PolicyVersion) -> None:
-        """:meth:`publish_async` without the future; an error shows at the next publish, :meth:`wait` or :meth:`shutdown`."""
+        """:meth:`publish_async` without the future; :meth:`check`, the next one, :meth:`wait` or :meth:`shutdown` raise its error."""
         self.publish_async(version)
 
     def wait(self) -> PublishResult | None:
         """Wait for the publish under way and return its result; None when there was none."""
         pending, self._pending = self._pending, None
         return None if pending is None else pending.result()
+
+    def check(self) -> None:
+        """Raise the error of a publish that has failed; waits for nothing. For whoever waits for what only that version brings."""
+        if self._failure is not None:
+            raise self._failure
+        if self._pending is not None and self._pending.done():
+            self._pending.result()
 
     def shutdown(self) -> None:
         """Finish the publish under way, tell the replicas to stop (trainer 0), and end the threads."""
@@ -163,19 +171,18 @@ class Publisher:
     # ------------------------------------------------------------ the publisher thread
 
     def _serve(self) -> None:
-        failure: Exception | None = None
         while True:
             try:
                 job = self._jobs.get(timeout=_IDLE_S if self._leads else None)
             except queue.Empty:
-                failure = failure or self._take_late_messages()
+                self._failure = self._failure or self._take_late_messages()
                 continue
             if job is None:
                 self._say_goodbye()
                 return
             try:
-                if failure is not None:
-                    raise failure
+                if self._failure is not None:
+                    raise self._failure
                 job.future.set_result(self._publish(job) if self._leads else self._follow(job))
             except Exception as error:  # noqa: BLE001 - the one recording point: the training thread raises it
                 job.future.set_exception(error)
@@ -183,7 +190,7 @@ class Publisher:
                     self._tell_trainers({"type": "done", "version": str(job.version), "error": str(error)})
 
     def _take_late_messages(self) -> Exception | None:
-        """An error here belongs to no publish: the next one raises it. The thread lives on: the training thread waits for it."""
+        """An error here belongs to no publish: :meth:`check` and the next one raise it. The thread lives on to do that."""
         try:
             while self._lead.pump():
                 pass

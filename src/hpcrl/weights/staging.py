@@ -81,7 +81,12 @@ class _Slot:
             os.ftruncate(self._descriptor, 0)
             if error.errno != errno.ENOSPC:
                 raise
-            raise InfraError("staging_full", f"{self.path.parent} has no room for {nbytes} bytes of weights") from error
+            free = shutil.disk_usage(self.path.parent).free
+            raise InfraError(
+                "staging_full",
+                f"{self.path.parent} has {free >> 20} MiB left, no room for {-(-nbytes >> 20)} MiB of weights: a node needs two copies "
+                "of the model there; remove what others left in it, or make it larger",
+            ) from error
         self._map = mmap.mmap(self._descriptor, size)
         self._view = memoryview(self._map)[:nbytes]
         self._nbytes = nbytes

@@ -67,6 +67,10 @@ def test_without_an_engine_its_measures_are_none() -> None:
         ({"algorithm": "tree"}, "--algo tree: allowed are auto, star, chain"),
         ({"dtype": "int4"}, "--dtype int4: allowed are"),
         ({"receivers": 0}, "at least 1"),
+        ({"receivers": 9999}, "at most 200 nodes together"),
+        ({"link": "fast"}, "--link fast: expected a rate as tc takes it"),
+        ({"link": "0mbit"}, "--link 0mbit: expected a rate"),
+        ({"model": Path("/nowhere")}, "/nowhere holds no model.safetensors"),
     ],
 )
 def test_bad_options_are_refused_before_anything_starts(options: dict[str, object], message: str) -> None:

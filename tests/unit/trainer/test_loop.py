@@ -11,7 +11,7 @@ import worlds
 from samples import config_for
 
 from hpcrl.config import RunConfig, parse_config
-from hpcrl.errors import DataError, RunError
+from hpcrl.errors import DataError, InfraError, RunError
 from hpcrl.metrics import read_metrics
 from hpcrl.protocol import messages as m
 from hpcrl.protocol.rundir import RunDir
@@ -65,6 +65,19 @@ def test_a_stop_request_writes_a_checkpoint_and_returns(tmp_path: Path) -> None:
     assert found is not None
     assert found.version == PolicyVersion(0, 1)
     assert client.told[-1] == "checkpointed 0.1"
+
+
+@pytest.mark.parametrize("waits_for", ["batch", "evaluation"])
+def test_a_trainer_does_not_wait_for_what_a_failed_publish_would_bring(tmp_path: Path, waits_for: str) -> None:
+    batches = worlds.prepare(tmp_path)
+    client = worlds.FakeCoordinator(batches, m.TrainerStarted(lineage=0, step=0))
+    config = config_with_eval(tmp_path) if waits_for == "evaluation" else config_for(tmp_path / "model")
+    trainer = Trainer(config, RunDir(tmp_path / "run"), ALONE, client)
+    publisher = worlds.FakePublisher(trainer.policy)
+    publisher.fails_at = "0.0" if waits_for == "evaluation" else "0.1"
+    with pytest.raises(InfraError, match="was not taken"):
+        trainer.run(publisher)
+    assert client.told[-1] == ("eval 0.0" if waits_for == "evaluation" else "batch 0.0")
 
 
 def test_a_coordinator_at_another_step_is_refused(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import torch
 from samples import config_for, micro_batches, record_logprobs, save_model, tiny_model, trajectory, write_batch
 
 from hpcrl.config import RunConfig
-from hpcrl.errors import DataError, RunError, UserError
+from hpcrl.errors import DataError, InfraError, RunError, UserError
 from hpcrl.protocol import client as calls
 from hpcrl.protocol import messages as m
 from hpcrl.protocol.rundir import RunDir
@@ -117,9 +117,14 @@ class FakePublisher:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self.published: list[tuple[str, torch.Tensor]] = []
+        self.fails_at: str | None = None
 
     def publish(self, version: PolicyVersion) -> None:
         self.published.append((str(version), flat(self._policy)))
+
+    def check(self) -> None:
+        if self.fails_at in [name for name, _ in self.published]:
+            raise InfraError("weights_timeout", f"{self.fails_at} was not taken")
 
 
 def prepare(folder: Path, steps: int = 3) -> dict[int, m.Batch]:

@@ -31,7 +31,7 @@ def test_round_trip_and_keys() -> None:
     assert Manifest.from_json(manifest.to_json()) == manifest
     assert set(json.loads(manifest.to_json())) == {
         "version", "parent", "digest", "nbytes", "tensors", "chunks", "tokenizer_digest", "model_config_digest", "lineage", "step",
-        "adapter",
+        "adapter", "seal",
     }  # fmt: skip
     assert (manifest.version, manifest.lineage, manifest.step, manifest.parent) == ("1.7", 1, 7, "1.6")
 
@@ -80,6 +80,50 @@ def test_inconsistent_manifest_is_refused(path: tuple[Any, ...], value: Any) -> 
         node = node[key]
     node[path[-1]] = value
     with pytest.raises(DataError, match="manifest"):
+        Manifest.from_dict(data)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("parent",), "1.5"),
+        (("parent",), None),
+        (("tokenizer_digest",), "u"),
+        (("model_config_digest",), "d"),
+        (("adapter",), {"config": {}, "base_digest": "b"}),
+        (("tensors", 0, "name"), "model.norm2"),
+        (("tensors", 0, "dtype"), "float16"),
+        (("tensors", 0, "shape"), [5, 3]),
+        (("tensors", 0, "offset"), 0.0),
+        (("seal",), "0" * 32),
+        (("seal",), None),
+    ],
+)
+def test_what_no_digest_of_a_chunk_would_tell_breaks_the_seal(path: tuple[Any, ...], value: Any) -> None:
+    data = make().to_dict()
+    node: Any = data
+    for key in path[:-1]:
+        node = node[key]
+    node[path[-1]] = value
+    with pytest.raises(DataError, match="its seal is another"):
+        Manifest.from_dict(data)
+    del data["seal"]
+    with pytest.raises(DataError, match="manifest: malformed: 'seal'"):
+        Manifest.from_dict(data)
+
+
+def test_names_that_have_changed_places_break_the_seal() -> None:
+    layout = Layout.of([("a", "float32", (2,)), ("b", "float32", (2,))])
+    data = Manifest.build(
+        PolicyVersion(0, 0),
+        None,
+        layout,
+        [Chunk(0, layout.nbytes, "0" * 32)],
+        tokenizer_digest="t",
+        model_config_digest="c",
+    ).to_dict()
+    data["tensors"][0]["name"], data["tensors"][1]["name"] = "b", "a"
+    with pytest.raises(DataError, match="its seal is another"):
         Manifest.from_dict(data)
 
 

@@ -92,7 +92,9 @@ def test_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Staging("run", "r0", tmp_path) as staging:
         with monkeypatch.context() as patch:
             patch.setattr(module.os, "posix_fallocate", full)
-            with pytest.raises(InfraError, match="staging_full"):
+            with pytest.raises(
+                InfraError, match=r"staging_full: .* MiB left, no room for 1 MiB of weights: a node needs two"
+            ):
                 staging.standby(10)
         staging.standby(10)[:] = bytes(10)
 
