@@ -32,7 +32,9 @@ _REMEDIES = {
     "no_reward": "the tests must write /logs/verifier/reward.txt or reward.json in every case, also when a check fails",
     "bad_reward": "the tests must write one finite number to reward.txt, or a table of names and such numbers to reward.json, "
     "not both",
-    "verifier_killed": "the tests were killed from outside: most often for want of memory ([environment] memory_mb)",
+    "verifier_killed": "the tests died of a signal, so that a reward above 0 does not count: from outside, most often for want of "
+    "memory ([environment] memory_mb), or since test.sh ends with the status of a program that crashed",
+    "verifier_locked": "the tests make their reward file or /logs/verifier read-only, as somebody does who forges it: leave the modes",
     "memory_limit": "raise [environment] memory_mb and the run's sandbox.memory_mib",
     "disk_limit": "raise [environment] storage_mb and the run's sandbox.disk_mib",
 }

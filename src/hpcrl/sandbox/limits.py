@@ -67,6 +67,9 @@ class Limits:
             "ulimit -c 0",
             # Counted for all sandboxes of a user together: one must not use up what its neighbours need.
             f"ulimit -i {_PENDING_SIGNALS}",
+            # A site may allow its users real-time priority, which takes a whole core from everybody.
+            "ulimit -r 0",
+            "ulimit -e 0",
             f"ulimit -n {self.open_files}",
             f"ulimit -f {max(1, self.file_bytes // 1024)}",
             f"ulimit -d {max(1, self.memory_bytes // 1024)}",

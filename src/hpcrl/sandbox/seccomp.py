@@ -9,7 +9,11 @@ a process inside may not become a tracer that is asked.
     memfd, System V IPC              memory that belongs to no process (small segments stay: PostgreSQL takes one of 56 bytes)
     parents of one's choosing        processes that scoring would not see coming loose: CLONE_PARENT, and memory shared with one that
                                      goes on (threads and vfork stay)
+    sockets but of four families     some know no network namespace: vsock reaches the machine that this one runs on
+    limits of other processes        the tested code must not see to it that the tests can open no file
     pidfd_getfd, setns               what another process has open, or where it lives
+    syslog                           the host's own log
+    io_setup                         counted for the whole node: one sandbox could take all
     bpf, perf, io_uring, keys, …     attack surface
 """
 
@@ -33,17 +37,22 @@ _PTRACE_SETOPTIONS, _PTRACE_SEIZE = 0x4200, 0x4206
 _PTRACE_O_TRACESECCOMP = 0x80
 _SEGMENT_BYTES = 4096
 _SEMAPHORES = 32
+_SOCKETS = (1, 2, 10, 16)
+"""AF_UNIX, AF_INET, AF_INET6, AF_NETLINK"""
 
 _REFUSED = (
     "memfd_create",
     "memfd_secret",
     "msgget",
     "ipc",  # System V IPC of 32-bit programs
+    "socketcall",  # sockets of 32-bit programs, whose family a filter cannot read
     "pidfd_getfd",
     "setns",
     "bpf",
     "perf_event_open",
     "userfaultfd",
+    "syslog",
+    "io_setup",
     "io_uring_setup",
     "add_key",
     "request_key",
@@ -64,6 +73,13 @@ def profile(machine: str | None = None) -> str:
         ),
         _refuse("shmget", args=[_compare(1, "GT", _SEGMENT_BYTES)]),
         _refuse("semget", args=[_compare(1, "GT", _SEMAPHORES)]),
+        *(
+            _refuse("socket", "socketpair", args=[_compare(0, "EQ", family)])
+            for family in range(_SOCKETS[-1])
+            if family not in _SOCKETS
+        ),
+        _refuse("socket", "socketpair", args=[_compare(0, "GT", _SOCKETS[-1])]),
+        _refuse("prlimit64", args=[_compare(0, "NE", 0), _compare(2, "NE", 0)]),
         _refuse(*_REFUSED),
     ]
     architectures = _ARCHITECTURES.get(platform.machine() if machine is None else machine, [])

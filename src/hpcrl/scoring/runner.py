@@ -10,9 +10,14 @@ Who is to blame decides what is reported:
     broke a limit of the sandbox
     a process had come loose from the tests, and the   reward 0, policy failure "verifier_background": who wrote it is not known
     reward is above 0, unusable or missing
+    the tests died of a signal, and the reward is      reward 0, policy failure "verifier_killed": they may not have come to write it
+    above 0
+    modes kept the tests from writing the reward,      reward 0, policy failure "verifier_locked": somebody else wrote it
+    and it is above 0
     no reward, or not a finite number                  InfraError("no_reward" | "bad_reward"): the verifier is broken
     both reward.txt and reward.json                    InfraError("bad_reward"): which of them is the tests' own cannot be known
-    the verifier was killed from outside (status 137)  InfraError("verifier_killed"): what it wrote before is no verdict
+    the verifier was killed from outside (status 137;  InfraError("verifier_killed"): what it wrote before is no verdict
+    143 with a reward above 0)
     the sandbox did not start or was killed            InfraError
     the artifact is no artifact                        DataError
 
@@ -46,7 +51,12 @@ LOGS = "/logs/verifier"
 
 _REWARD_BYTES = 1 << 16
 _DETAIL_CHARACTERS = 2000
+_FILES = ("reward.txt", "reward.json")
 _KILLED = 128 + signal.SIGKILL
+_ENDED = 128 + signal.SIGTERM
+"""So batch systems end what runs on a node. What this signal ends at once leaves its programs behind, unless they ended with it."""
+_SIGNALS = range(129, 193)
+"""Exit statuses of a process that a signal has ended."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,16 +92,17 @@ async def score(
     async with pool.sandbox(spec, name) as sandbox:
         failure: str | None = None
         output = ""
+        status = 0
         loose = False
         try:
             result = await sandbox.run(_command(pool), task.timeout_s)
-            output = result.output[-_DETAIL_CHARACTERS:]
+            output, status = result.output[-_DETAIL_CHARACTERS:], result.exit_code
             if result.timed_out:
                 failure = "verifier_timeout"
             elif result.flooded:
                 failure = "verifier_output_limit"
-            elif result.exit_code == _KILLED:
-                raise InfraError("verifier_killed", f"the tests were killed; they printed: {_end(output)}")
+            elif status == _KILLED:
+                raise _killed(output)
             loose = await sandbox.detached()
         except PolicyError as error:
             failure, output = f"verifier_{error.reason}", str(error)
@@ -104,8 +115,9 @@ async def score(
                 # A file spoilt from behind is no fault of the tests: no second try for who spoilt it.
                 if not loose:
                     raise
-            if loose and (not rewards or total(rewards) > 0):
-                rewards, failure = {}, "verifier_background"
+            if not rewards or total(rewards) > 0:
+                failure = await _doubt(sandbox, status, loose, output)
+                rewards = {} if failure is not None else rewards
         return Score(
             reward=total(rewards) if rewards else 0.0,
             rewards=rewards,
@@ -122,9 +134,24 @@ def _command(pool: SandboxPool) -> str:
     return f'if command -v bash >/dev/null; then exec bash "{tests}/test.sh"; else exec sh "{tests}/test.sh"; fi'
 
 
+async def _doubt(sandbox: Sandbox, status: int, loose: bool, output: str) -> str | None:
+    """Why a reward above 0, written in the tests' place, is perhaps not theirs."""
+    if loose:
+        return "verifier_background"
+    if status == _ENDED:
+        raise _killed(output)
+    if status in _SIGNALS:
+        return "verifier_killed"
+    return "verifier_locked" if await sandbox.locked(LOGS, _FILES) else None
+
+
+def _killed(output: str) -> InfraError:
+    return InfraError("verifier_killed", f"the tests were killed; they printed: {_end(output)}")
+
+
 async def _rewards(sandbox: Sandbox, output: str) -> dict[str, float]:
     found: list[dict[str, float]] = []
-    for name, parse in (("reward.txt", parse_text), ("reward.json", parse_json)):
+    for name, parse in zip(_FILES, (parse_text, parse_json), strict=True):
         try:
             content = await sandbox.read_mount(LOGS, name, _REWARD_BYTES)
         except FileNotFoundError:
