@@ -11,6 +11,8 @@ a process inside may not become a tracer that is asked.
                                      goes on (threads and vfork stay)
     sockets but of four families     some know no network namespace: vsock reaches the machine that this one runs on
     limits of other processes        the tested code must not see to it that the tests can open no file
+    signals upon input or output     the kernel sends them to whom a file names: they outlive the one that asked for them, and could
+                                     end the tests when nobody is left to be seen
     pidfd_getfd, setns               what another process has open, or where it lives
     syslog                           the host's own log
     io_setup                         counted for the whole node: one sandbox could take all
@@ -37,6 +39,12 @@ _PTRACE_SETOPTIONS, _PTRACE_SEIZE = 0x4200, 0x4206
 _PTRACE_O_TRACESECCOMP = 0x80
 _SEGMENT_BYTES = 4096
 _SEMAPHORES = 32
+_INT = 0xFFFFFFFF
+"""The kernel looks at no more of an argument that is an int."""
+_OWNER_COMMANDS = (8, 10, 15)
+"""fcntl: F_SETOWN, F_SETSIG, F_SETOWN_EX"""
+_OWNER_REQUESTS = (0x8901, 0x8902)
+"""ioctl: FIOSETOWN, SIOCSPGRP"""
 _SOCKETS = (1, 2, 10, 16)
 """AF_UNIX, AF_INET, AF_INET6, AF_NETLINK"""
 
@@ -79,6 +87,8 @@ def profile(machine: str | None = None) -> str:
             if family not in _SOCKETS
         ),
         _refuse("socket", "socketpair", args=[_compare(0, "GT", _SOCKETS[-1])]),
+        *(_refuse("fcntl", "fcntl64", args=[_flag(1, command, of=_INT)]) for command in _OWNER_COMMANDS),
+        *(_refuse("ioctl", args=[_flag(1, request, of=_INT)]) for request in _OWNER_REQUESTS),
         _refuse("prlimit64", args=[_compare(0, "NE", 0), _compare(2, "NE", 0)]),
         _refuse(*_REFUSED),
     ]

@@ -10,14 +10,13 @@ Who is to blame decides what is reported:
     broke a limit of the sandbox
     a process had come loose from the tests, and the   reward 0, policy failure "verifier_background": who wrote it is not known
     reward is above 0, unusable or missing
-    the tests died of a signal, and the reward is      reward 0, policy failure "verifier_killed": they may not have come to write it
-    above 0
+    the tests were interrupted (status 130), and the   reward 0, policy failure "verifier_interrupted": they may not have come to
+    reward is above 0                                  write it
     modes kept the tests from writing the reward,      reward 0, policy failure "verifier_locked": somebody else wrote it
     and it is above 0
     no reward, or not a finite number                  InfraError("no_reward" | "bad_reward"): the verifier is broken
     both reward.txt and reward.json                    InfraError("bad_reward"): which of them is the tests' own cannot be known
-    the verifier was killed from outside (status 137;  InfraError("verifier_killed"): what it wrote before is no verdict
-    143 with a reward above 0)
+    the verifier was killed from outside (status 137)  InfraError("verifier_killed"): what it wrote before is no verdict
     the sandbox did not start or was killed            InfraError
     the artifact is no artifact                        DataError
 
@@ -53,10 +52,8 @@ _REWARD_BYTES = 1 << 16
 _DETAIL_CHARACTERS = 2000
 _FILES = ("reward.txt", "reward.json")
 _KILLED = 128 + signal.SIGKILL
-_ENDED = 128 + signal.SIGTERM
-"""So batch systems end what runs on a node. What this signal ends at once leaves its programs behind, unless they ended with it."""
-_SIGNALS = range(129, 193)
-"""Exit statuses of a process that a signal has ended."""
+_INTERRUPTED = 128 + signal.SIGINT
+"""Other signals end a shell at once, and who sent one has then come loose. This one it dies of after the program it waits for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +99,7 @@ async def score(
             elif result.flooded:
                 failure = "verifier_output_limit"
             elif status == _KILLED:
-                raise _killed(output)
+                raise InfraError("verifier_killed", f"the tests were killed; they printed: {_end(output)}")
             loose = await sandbox.detached()
         except PolicyError as error:
             failure, output = f"verifier_{error.reason}", str(error)
@@ -116,7 +113,7 @@ async def score(
                 if not loose:
                     raise
             if not rewards or total(rewards) > 0:
-                failure = await _doubt(sandbox, status, loose, output)
+                failure = await _doubt(sandbox, status, loose)
                 rewards = {} if failure is not None else rewards
         return Score(
             reward=total(rewards) if rewards else 0.0,
@@ -134,19 +131,13 @@ def _command(pool: SandboxPool) -> str:
     return f'if command -v bash >/dev/null; then exec bash "{tests}/test.sh"; else exec sh "{tests}/test.sh"; fi'
 
 
-async def _doubt(sandbox: Sandbox, status: int, loose: bool, output: str) -> str | None:
+async def _doubt(sandbox: Sandbox, status: int, loose: bool) -> str | None:
     """Why a reward above 0, written in the tests' place, is perhaps not theirs."""
     if loose:
         return "verifier_background"
-    if status == _ENDED:
-        raise _killed(output)
-    if status in _SIGNALS:
-        return "verifier_killed"
+    if status == _INTERRUPTED:
+        return "verifier_interrupted"
     return "verifier_locked" if await sandbox.locked(LOGS, _FILES) else None
-
-
-def _killed(output: str) -> InfraError:
-    return InfraError("verifier_killed", f"the tests were killed; they printed: {_end(output)}")
 
 
 async def _rewards(sandbox: Sandbox, output: str) -> dict[str, float]:
