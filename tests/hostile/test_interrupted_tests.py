@@ -30,5 +30,9 @@ fcntl.fcntl(2, fcntl.F_SETFL, fcntl.fcntl(2, fcntl.F_GETFL) | os.O_ASYNC)
 @pytest.mark.parametrize("sol", [INTERRUPT, LATER], ids=["interrupt", "later"])
 def test_it_scores_nothing(attack: Any, sol: str) -> None:
     script = attack.task / "tests" / "test.sh"
-    script.write_text(script.read_text().replace("if [ $?", "status=$?; echo checked; for ((i = 0; i < 100000; i++)); do :; done\nif [ $status", 1))
+    script.write_text(
+        script.read_text().replace(
+            "if [ $?", "status=$?; echo checked; for ((i = 0; i < 100000; i++)); do :; done\nif [ $status", 1
+        )
+    )
     assert attack.score(sol).reward == 0.0

@@ -9,6 +9,7 @@ import pytest
 PROGRAM = r"""
 #define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -26,6 +27,8 @@ int main(void) {
     tell("vsock pair", syscall(SYS_socketpair, 40, 1, 0, pair));
     tell("log", syscall(SYS_syslog, 3, buffer, sizeof buffer));
     tell("aio", syscall(SYS_io_setup, 60000, buffer));
+    tell("signals", syscall(SYS_fcntl, 1, 0x100000000 | F_SETOWN, getppid()));
+    tell("verity", syscall(SYS_ioctl, open("program", O_RDONLY), 0x40806685, buffer));
     tell("limits of another", syscall(SYS_prlimit64, getppid(), RLIMIT_NOFILE, &few, 0));
     tell("limits of its own", syscall(SYS_prlimit64, 0, RLIMIT_NOFILE, &few, 0));
     return 0;
@@ -45,4 +48,5 @@ def test_sockets_of_its_own_network_only(told: list[str]) -> None:
 
 
 def test_refused(told: list[str]) -> None:
-    assert told[-4:] == ["log refused 1", "aio refused 1", "limits of another refused 1", "limits of its own DONE 0"]
+    refused = ("log", "aio", "signals", "verity", "limits of another")
+    assert told[-6:] == [*(f"{what} refused 1" for what in refused), "limits of its own DONE 0"]

@@ -3,7 +3,7 @@
 per process   memory (writable private pages), largest file, open files     ulimit, at once
 per sandbox   processes                                                     ulimit on the user namespace, at once
               memory, processes                                             cgroup.py, at once; else watch.py, about once a second
-              work directory: bytes and entries; files in memory            watch.py, about once a second
+              work directory: bytes and entries; deleted files that are open; files in memory   watch.py, about once a second
 per command   wall clock, output kept, output at all                        shell.py, channel.py
 per attempt   wall clock                                                    Sandbox.end_after, watch.py
 """

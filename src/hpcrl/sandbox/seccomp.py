@@ -43,8 +43,8 @@ _INT = 0xFFFFFFFF
 """The kernel looks at no more of an argument that is an int."""
 _OWNER_COMMANDS = (8, 10, 15)
 """fcntl: F_SETOWN, F_SETSIG, F_SETOWN_EX"""
-_OWNER_REQUESTS = (0x8901, 0x8902)
-"""ioctl: FIOSETOWN, SIOCSPGRP"""
+_REQUESTS = (0x8901, 0x8902, 0x40806685)
+"""ioctl: FIOSETOWN, SIOCSPGRP; FS_IOC_ENABLE_VERITY, after which nobody can write to a file, a reward for one"""
 _SOCKETS = (1, 2, 10, 16)
 """AF_UNIX, AF_INET, AF_INET6, AF_NETLINK"""
 
@@ -88,7 +88,7 @@ def profile(machine: str | None = None) -> str:
         ),
         _refuse("socket", "socketpair", args=[_compare(0, "GT", _SOCKETS[-1])]),
         *(_refuse("fcntl", "fcntl64", args=[_flag(1, command, of=_INT)]) for command in _OWNER_COMMANDS),
-        *(_refuse("ioctl", args=[_flag(1, request, of=_INT)]) for request in _OWNER_REQUESTS),
+        *(_refuse("ioctl", args=[_flag(1, request, of=_INT)]) for request in _REQUESTS),
         _refuse("prlimit64", args=[_compare(0, "NE", 0), _compare(2, "NE", 0)]),
         _refuse(*_REFUSED),
     ]
