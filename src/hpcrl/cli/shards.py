@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hpcrl.cli.errors import new_file, report_errors
+from hpcrl.cli.plain import plain
 from hpcrl.config import load_config
 from hpcrl.errors import DataError, RunError, UserError
 from hpcrl.protocol.rundir import publish_text
@@ -162,7 +163,7 @@ def _show(path: Path, row: int, trajectory: Trajectory, piece: Callable[[int], s
             line = Text()
         else:
             style = "grey50" if one.logprob is None else colour(one.logprob) + (" underline" if one.trained else "")
-            line.append(one.text, style).append("│", "grey30")
+            line.append(plain(one.text), style).append("│", "grey30")
     console.print(line)
     timings = ", ".join(f"{name} {seconds:.3f}" for name, seconds in trajectory.timings.items())
     console.print(f"seconds: {timings}")

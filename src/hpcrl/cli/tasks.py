@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpcrl.cli.errors import report_errors
+from hpcrl.cli.plain import plain
 from hpcrl.errors import UserError
 
 if TYPE_CHECKING:
@@ -31,7 +33,9 @@ _CORES = os.cpu_count() or 1
 _MANY = 40
 """More tasks than this: the table shows only those with problems."""
 
-Places = Annotated[list[Path], typer.Argument(metavar="DIR…", help="Task directories, or directories of them.")]
+_LINE_S = 15.0
+
+Places = Annotated[list[Path], typer.Argument(metavar="DIR…", help="Task directories, or directories that hold them.")]
 Config = Annotated[Path | None, typer.Option(help="Take sandbox image and limits from this configuration.")]
 Jobs = Annotated[int, typer.Option(min=1, help="Attempts at once.")]
 AsJson = Annotated[bool, typer.Option("--json", help="The table as JSON.")]
@@ -151,12 +155,27 @@ def _in_pool(work: Callable) -> list:  # type: ignore[type-arg]
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[Trial], None]]:
-    """A bar on a terminal, nothing elsewhere."""
+    """A bar on a terminal, now and then a line elsewhere."""
     from rich.console import Console
     from rich.progress import Progress
 
     console = Console(stderr=True)
-    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
+    began = told = time.monotonic()
+    count = 0
+
+    def line(_trial: Trial) -> None:
+        nonlocal count, told
+        count += 1
+        now = time.monotonic()
+        if now - told >= _LINE_S:
+            told = now
+            left = (now - began) / count * (total - count)
+            console.print(f"{count} of {total} attempts, about {left:.0f} s left", highlight=False)
+
+    if not console.is_terminal:
+        yield line
+        return
+    with Progress(console=console, transient=True) as bar:
         row = bar.add_task("attempts", total=total)
         yield lambda _trial: bar.advance(row)
 
@@ -204,8 +223,8 @@ def _show_trials(trials: list[Trial]) -> None:
                 trial.task_id,
                 "" if trial.reward is None else f"{trial.reward:g}",
                 f"{trial.seconds:.1f}",
-                trial.failure or "",
-                trial.detail[-120:],
+                plain(trial.failure or ""),
+                plain(trial.detail[-120:]),
             )
             for trial in trials
         ],

@@ -124,6 +124,8 @@ _INFERENCE = (
 
 _ENVIRONMENT = (
     Metric("sandbox_start_s", "s", "environment", "duration", "starting one sandbox"),
+    Metric("pool_hits", "1", "environment", "counter", "sandboxes of attempts and scorings that were started ahead"),
+    Metric("pool_misses", "1", "environment", "counter", "those that found none started ahead, and were started then"),
     Metric("model_s", "s", "environment", "duration", "an attempt's model calls together, as the harness sees them"),
     Metric("queue_s", "s", "environment", "duration", "part of model_s that calls waited at the proxy"),
     Metric("generate_s", "s", "environment", "duration", "part of model_s that the engine took"),

@@ -205,6 +205,8 @@ def summarize(data: RunData) -> dict[str, Any]:
         "digests_equal": _digests_equal(versions),
         "digests_missing": _digests_missing(versions, len(status.replicas) if status else 0),
         "logprob_gap_max_lag0": max((value for _, value in data.by_step("logprob_gap_max_lag0")), default=None),
+        "pool_hits": int(data.counter("pool_hits")),
+        "pool_misses": int(data.counter("pool_misses")),
         "skipped_updates": int(data.counter("skipped_updates")),
         "evaluations": [_evaluation(result) for _, result in evaluations],
         "lag_histogram": {str(lag): count for lag, count in sorted(status.lag_histogram.items())} if status else {},

@@ -47,6 +47,7 @@ def rows_of(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("tokens trained", summary["tokens_trained"]),
         ("largest logprob gap at lag 0", _or_none("{:.1e}".format, summary["logprob_gap_max_lag0"])),
         ("updates skipped (not finite)", summary["skipped_updates"] or None),
+        ("sandboxes that stood ready", _ready(summary["pool_hits"], summary["pool_misses"])),
         ("failures", _counts(summary["failures"]) or "none"),
         ("late reports", _counts(summary["rejected_reports"]) or None),
     ]
@@ -77,6 +78,11 @@ def _milliseconds(seconds: float) -> str:
 
 def _yes_no(value: bool) -> str:
     return "yes" if value else "NO"
+
+
+def _ready(hits: int, misses: int) -> str | None:
+    """None where no sandboxes are started ahead."""
+    return f"{hits:,} of {hits + misses:,}" if hits + misses else None
 
 
 def _counts(counts: Mapping[str, int]) -> str:

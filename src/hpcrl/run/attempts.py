@@ -28,7 +28,7 @@ from hpcrl.protocol.keyfiles import read_keys
 from hpcrl.protocol.messages import ArtifactItem, Lease, SealedItem
 from hpcrl.protocol.record import AttemptRecord, RecordRequest
 from hpcrl.protocol.rundir import RunDir
-from hpcrl.run.sandboxes import Images, empty_artifact, limits_of, unusable
+from hpcrl.run.sandboxes import Images, empty_artifact, limits_of, pool_values, unusable
 from hpcrl.sandbox.base import Sandbox
 from hpcrl.sandbox.pool import SandboxPool
 from hpcrl.sandbox.tasks import Task, load_task, sandbox_spec
@@ -96,6 +96,10 @@ class AttemptRunner:
         self._records_key = read_keys(run, "worker").records
         self._opening = config.harness.opening()
         self._tasks: dict[str, Task] = {}
+
+    def pool_values(self) -> dict[str, Value]:
+        """Metrics of the pool of sandboxes."""
+        return pool_values(self._pool)
 
     async def run(self, lease: Lease, phase: Callable[[str], None] = lambda name: None) -> Ended:
         """One attempt to its end; ``phase`` is told what it is doing. May be cancelled at any time (the sandbox is stopped).

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from hpcrl.config import RunConfig
 from hpcrl.errors import EnvironmentFault, InfraError, UserError
+from hpcrl.metrics.sink import Value
 from hpcrl.sandbox.artifact import pack
 from hpcrl.sandbox.check import preflight
 from hpcrl.sandbox.images import Image, resolve
@@ -22,7 +23,16 @@ from hpcrl.sandbox.pool import SandboxPool
 from hpcrl.sandbox.sweep import default_base
 from hpcrl.sandbox.tasks import Task
 
-__all__ = ["Images", "empty_artifact", "limits_of", "node_arguments", "open_pool", "process_name", "unusable"]
+__all__ = [
+    "Images",
+    "empty_artifact",
+    "limits_of",
+    "node_arguments",
+    "open_pool",
+    "pool_values",
+    "process_name",
+    "unusable",
+]
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +104,11 @@ async def open_pool(config: RunConfig, images: Images) -> AsyncIterator[SandboxP
         for gap in found:
             log.warning("not enforced on this node: %s", gap.what)
         yield pool
+
+
+def pool_values(pool: SandboxPool) -> dict[str, Value]:
+    """How often a sandbox stood ready so far, as metrics."""
+    return {"pool_hits": pool.taken, "pool_misses": pool.missed}
 
 
 def empty_artifact() -> bytes:

@@ -33,6 +33,8 @@ _REMEDIES = {
     "bad_reward": "the tests must write one finite number to reward.txt, or a table of names and such numbers to reward.json, "
     "not both",
     "verifier_killed": "the tests were killed from outside: most often for want of memory ([environment] memory_mb)",
+    "verifier_interrupted": "test.sh ends with status 130, as if interrupted, so a reward above 0 does not count: end it with `exit 0`",
+    "verifier_locked": "the tests make their reward file or /logs/verifier read-only, as somebody does who forges it: leave the modes",
     "memory_limit": "raise [environment] memory_mb and the run's sandbox.memory_mib",
     "disk_limit": "raise [environment] storage_mb and the run's sandbox.disk_mib",
 }
@@ -51,11 +53,15 @@ class CheckedTask:
 
 
 def find_tasks(places: list[Path]) -> list[Path]:
-    """Task directories: each of ``places`` is one, or holds them. Raises UserError when one holds none."""
+    """Task directories: each of ``places`` is one, or holds them, or holds sets of them. Raises UserError when one holds none."""
     found: list[Path] = []
     for place in places:
         if (place / "task.toml").exists():
             found.append(place)
+        elif not any(place.glob("*/task.toml")) and (
+            sets := sorted({path.parents[1] for path in place.glob("*/*/task.toml")})
+        ):
+            found += find_tasks(sets)
         else:
             list_tasks(place)  # at least one; a run reads every sub-directory, so each must be a task
             found += sorted(path for path in place.iterdir() if path.is_dir() and not path.name.startswith("."))

@@ -310,7 +310,8 @@ class Worker:
             if reason is not None:
                 self._rejected(item.attempt_id, reason)
             elif live is not None and live.ended is not None:
-                self._metrics.write(attempt_values(live.ended, item, time.monotonic() - live.scored_at))
+                waited = time.monotonic() - live.scored_at
+                self._metrics.write({**attempt_values(live.ended, item, waited), **self._runner.pool_values()})
             self._forget(item.attempt_id)
 
     def _rejected(self, attempt_id: str, reason: str) -> None:

@@ -74,11 +74,12 @@ def pack(root: int, changed: Callable[[Entry], bool], known: Iterable[str], max_
             member = _member(entry)
             if member is None:
                 continue
+            size += _MEMBER_BYTES + len(os.fsencode(entry.path + member.linkname))
+            size += entry.info.st_size if member.isreg() else 0
+            if size > max_bytes:
+                raise PolicyError("artifact_limit", f"the changed files are larger than {max_bytes} bytes")
             content = b""
             if member.isreg():
-                size += entry.info.st_size
-                if size > max_bytes:
-                    raise PolicyError("artifact_limit", f"the changed files are larger than {max_bytes} bytes")
                 content = _content(entry)
                 member.size = len(content)
             members.append((member, content))

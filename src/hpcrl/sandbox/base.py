@@ -115,6 +115,12 @@ class Sandbox(ABC):
         """As ``read``, below the mount at ``target``; also after the sandbox has died."""
 
     @abstractmethod
+    async def locked(self, target: str, names: tuple[str, ...]) -> bool:
+        """Whether modes keep what runs inside from writing to one of these files of the mount at ``target``, or from making it.
+        Raises ValueError, OSError.
+        """
+
+    @abstractmethod
     async def detached(self) -> bool:
         """Whether anything but the commands' own line of processes has run: a process that outlived the one that started it,
         though it may have ended since, or that runs now. After a command, False means that nothing wrote after it had ended, nor

@@ -142,6 +142,6 @@ def _run(argv: list[str], what: str, given: str = "") -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EnvironmentFault(f"{what} failed: {error}") from error
     if done.returncode != 0:
-        tail = " | ".join(line for line in done.stderr.strip().splitlines()[-5:])
+        tail = " | ".join(line for line in (done.stderr.strip() or done.stdout.strip()).splitlines()[-5:])
         raise EnvironmentFault(f"{what} failed (status {done.returncode}): {tail}")
     return done.stdout

@@ -130,8 +130,8 @@ class _Parser:
         if self._recipe.base:
             self._refuse("a second FROM (multi-stage build)", "is not supported")
         match = _FROM.fullmatch(rest)
-        if match is None or "$" in rest or match[1] == "scratch":
-            self._refuse(f"FROM {rest}", "is not supported (one image name, without variables, not scratch)")
+        if match is None or "$" in rest or match[1] == "scratch" or match[1][0] in "/.":
+            self._refuse(f"FROM {rest}", "is not supported (one image name, without variables, not scratch, no path)")
         else:
             self._recipe.base = match[1]
 

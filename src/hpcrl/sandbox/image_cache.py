@@ -20,12 +20,13 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpcrl.errors import EnvironmentFault
+from hpcrl.sandbox.locks import alone, is_free
 from hpcrl.sandbox.trees import remove_tree
 
 __all__ = ["CachedImage", "build_once", "cached_images", "prune"]
@@ -61,10 +62,10 @@ def build_once(target: Path, builder: Callable[[Path], None], source: Path, buil
         raise EnvironmentFault(f"image {source} is not built yet: run tools/build-image {source}")
     target.parent.mkdir(parents=True, exist_ok=True)
     while not _claimed(target):
-        with _exclusive(target) as alone:
-            if alone and not target.is_dir():
+        with alone(_lock(target)) as free:
+            if free and not target.is_dir():
                 _build(target, builder, source)
-        if not alone:
+        if not free:
             _wait_for_builder(target)
     return target
 
@@ -134,7 +135,7 @@ def _describe(path: Path) -> CachedImage:
         built_at=built_at,
         used_at=lock.stat().st_mtime if lock.exists() else built_at,
         size=_size(path),
-        in_use=not _is_free(path),
+        in_use=not is_free(lock),
     )
 
 
@@ -152,48 +153,19 @@ def prune(cache: Path, unused_s: float, keys: tuple[str, ...] = (), dry_run: boo
             removed.append(image)
     if not dry_run:
         for left in (cache / "images").glob(f".{_PREFIX}*.new"):
-            if _is_free(left.with_name(left.name[1:].split(".")[0])):
+            if is_free(_lock(left.with_name(left.name[1:].split(".")[0]))):
                 remove_tree(left)
     return removed
 
 
 def _remove(path: Path) -> bool:
-    with _exclusive(path) as free:
+    with alone(_lock(path)) as free:
         if not free:
             return False
         gone = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
         path.rename(gone)
         _note(path).unlink(missing_ok=True)
     remove_tree(gone)
-    return True
-
-
-@contextmanager
-def _exclusive(target: Path) -> Iterator[bool]:
-    """Hold an image's lock alone; yields False when somebody has it."""
-    descriptor = os.open(_lock(target), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-    finally:
-        os.close(descriptor)
-
-
-def _is_free(target: Path) -> bool:
-    try:
-        descriptor = os.open(_lock(target), os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(descriptor)
     return True
 
 

@@ -72,11 +72,14 @@ def resolve(name: str, base: Path | None = None, build: bool = True) -> Image:
     ``build`` False refuses to build or unpack. Raises UserError for a name nobody can resolve, EnvironmentFault when building
     fails or is refused.
     """
-    if not name:
-        raise UserError("an empty image name: give a directory, a .sif or a .def file")
-    path = _find(name.removeprefix(_ARCHIVE).removeprefix(_REGISTRY), base)
+    plain = name.removeprefix(_ARCHIVE).removeprefix(_REGISTRY)
+    if not plain:
+        raise UserError(f"an empty image name ({name!r}): give a directory, a .sif or a .def file")
+    path = _find(plain, base)
     if path is not None and path.is_file():
         path = _cached(path, build, name.startswith(_ARCHIVE))
+    if path is None and (name.startswith((_ARCHIVE, "/", "./", "../")) or name.endswith((".sif", ".def"))):
+        raise UserError(f"image {name!r}: there is no file or directory {plain}")
     if path is None or not path.is_dir():
         local = _local(name)
         raise UserError(
@@ -91,6 +94,8 @@ def resolve(name: str, base: Path | None = None, build: bool = True) -> Image:
 
 def pull(name: str) -> Image:
     """Unpack ``docker://NAME`` under the site's names, from where :func:`resolve` takes it. Raises as resolve does."""
+    if name == _REGISTRY:
+        raise UserError(f"{name} names no image; for example {_REGISTRY}python:3.12")
     build_once(_local(name), lambda target: apptainer_build(target, name, f"pulling {name}"), Path(name))
     return resolve(name)
 

@@ -3,7 +3,7 @@
 per process   memory (writable private pages), largest file, open files     ulimit, at once
 per sandbox   processes                                                     ulimit on the user namespace, at once
               memory, processes                                             cgroup.py, at once; else watch.py, about once a second
-              work directory: bytes and entries; files in memory            watch.py, about once a second
+              work directory: bytes and entries; deleted files that are open; files in memory   watch.py, about once a second
 per command   wall clock, output kept, output at all                        shell.py, channel.py
 per attempt   wall clock                                                    Sandbox.end_after, watch.py
 """
@@ -67,6 +67,9 @@ class Limits:
             "ulimit -c 0",
             # Counted for all sandboxes of a user together: one must not use up what its neighbours need.
             f"ulimit -i {_PENDING_SIGNALS}",
+            # A site may allow its users real-time priority, which takes a whole core from everybody.
+            "ulimit -r 0",
+            "ulimit -e 0",
             f"ulimit -n {self.open_files}",
             f"ulimit -f {max(1, self.file_bytes // 1024)}",
             f"ulimit -d {max(1, self.memory_bytes // 1024)}",

@@ -46,7 +46,8 @@ _RETRY_S = 5.0
 
 class SandboxPool:
     """``warm``: sandboxes started ahead, at most; 0: none. ``scratch``: node-local directory for all workers of this user (default:
-    sweep.default_base). Counters are cumulative; ``started`` counts those started ahead too, ``taken`` those that became an attempt's.
+    sweep.default_base). Counters are cumulative; ``started`` counts those started ahead too, ``taken`` those that became an attempt's;
+    ``missed`` are attempts that wanted one started ahead and found none. Without ``warm`` both stay 0.
     """
 
     def __init__(self, *, backend: Backend, start_concurrency: int, warm: int = 0, scratch: Path | None = None) -> None:
@@ -69,6 +70,7 @@ class SandboxPool:
         self.start_failures = 0
         self.start_seconds = 0.0
         self.taken = 0
+        self.missed = 0
 
     async def __aenter__(self) -> Self:
         """Raises EnvironmentFault when sandboxes cannot run here."""
@@ -119,6 +121,7 @@ class SandboxPool:
         """A started sandbox. Raises what Sandbox.start raises. ``name`` is for the scratch directory of one not started ahead."""
         sandbox = await self._from_shelf(spec) if self._warm else None
         if sandbox is None:
+            self.missed += bool(self._warm)
             sandbox = self.create(spec, name)
             await self._bring_up(sandbox, sandbox.start)
         try:

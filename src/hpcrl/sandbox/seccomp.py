@@ -9,7 +9,13 @@ a process inside may not become a tracer that is asked.
     memfd, System V IPC              memory that belongs to no process (small segments stay: PostgreSQL takes one of 56 bytes)
     parents of one's choosing        processes that scoring would not see coming loose: CLONE_PARENT, and memory shared with one that
                                      goes on (threads and vfork stay)
+    sockets but of four families     some know no network namespace: vsock reaches the machine that this one runs on
+    limits of other processes        the tested code must not see to it that the tests can open no file
+    signals upon input or output     the kernel sends them to whom a file names: they outlive the one that asked for them, and could
+                                     end the tests when nobody is left to be seen
     pidfd_getfd, setns               what another process has open, or where it lives
+    syslog                           the host's own log
+    io_setup                         counted for the whole node: one sandbox could take all
     bpf, perf, io_uring, keys, …     attack surface
 """
 
@@ -33,17 +39,28 @@ _PTRACE_SETOPTIONS, _PTRACE_SEIZE = 0x4200, 0x4206
 _PTRACE_O_TRACESECCOMP = 0x80
 _SEGMENT_BYTES = 4096
 _SEMAPHORES = 32
+_INT = 0xFFFFFFFF
+"""The kernel looks at no more of an argument that is an int."""
+_OWNER_COMMANDS = (8, 10, 15)
+"""fcntl: F_SETOWN, F_SETSIG, F_SETOWN_EX"""
+_REQUESTS = (0x8901, 0x8902, 0x40806685)
+"""ioctl: FIOSETOWN, SIOCSPGRP; FS_IOC_ENABLE_VERITY, after which nobody can write to a file, a reward for one"""
+_SOCKETS = (1, 2, 10, 16)
+"""AF_UNIX, AF_INET, AF_INET6, AF_NETLINK"""
 
 _REFUSED = (
     "memfd_create",
     "memfd_secret",
     "msgget",
     "ipc",  # System V IPC of 32-bit programs
+    "socketcall",  # sockets of 32-bit programs, whose family a filter cannot read
     "pidfd_getfd",
     "setns",
     "bpf",
     "perf_event_open",
     "userfaultfd",
+    "syslog",
+    "io_setup",
     "io_uring_setup",
     "add_key",
     "request_key",
@@ -64,6 +81,15 @@ def profile(machine: str | None = None) -> str:
         ),
         _refuse("shmget", args=[_compare(1, "GT", _SEGMENT_BYTES)]),
         _refuse("semget", args=[_compare(1, "GT", _SEMAPHORES)]),
+        *(
+            _refuse("socket", "socketpair", args=[_compare(0, "EQ", family)])
+            for family in range(_SOCKETS[-1])
+            if family not in _SOCKETS
+        ),
+        _refuse("socket", "socketpair", args=[_compare(0, "GT", _SOCKETS[-1])]),
+        *(_refuse("fcntl", "fcntl64", args=[_flag(1, command, of=_INT)]) for command in _OWNER_COMMANDS),
+        *(_refuse("ioctl", args=[_flag(1, request, of=_INT)]) for request in _REQUESTS),
+        _refuse("prlimit64", args=[_compare(0, "NE", 0), _compare(2, "NE", 0)]),
         _refuse(*_REFUSED),
     ]
     architectures = _ARCHITECTURES.get(platform.machine() if machine is None else machine, [])

@@ -289,9 +289,15 @@ class ShellSandbox(Sandbox):
         self._work.write(path, content)
 
     async def read_mount(self, target: str, path: str, max_bytes: int = 1 << 20) -> bytes:
+        return self._work.read_mount(self._mount(target), path, max_bytes)
+
+    async def locked(self, target: str, names: tuple[str, ...]) -> bool:
+        return self._work.locked(self._mount(target), names)
+
+    def _mount(self, target: str) -> int:
         for index, mount in enumerate(self.spec.mounts):
             if mount.target == target:
-                return self._work.read_mount(index, path, max_bytes)
+                return index
         raise ValueError(f"nothing is mounted at {target}")
 
     async def detached(self) -> bool:
@@ -361,8 +367,18 @@ def _refuse(command: str, max_bytes: int) -> CommandResult | None:
     """The answer a shell would give to a command that cannot be passed to one."""
     if "\0" in command:
         text = "the command contains a NUL character"
-    elif len(shlex.quote(command).encode("utf-8", "surrogatepass")) > max_bytes:
+    elif not _encodable(command):
+        text = "the command contains half of a surrogate pair, which is no character"
+    elif len(shlex.quote(command).encode("utf-8", "surrogateescape")) > max_bytes:
         text = f"the command is longer than {max_bytes} bytes"
     else:
         return None
     return CommandResult(exit_code=126, output=text + "\n", timed_out=False, truncated=False, duration_s=0.0)
+
+
+def _encodable(command: str) -> bool:
+    try:
+        command.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from hpcrl.errors import EnvironmentFault
 from hpcrl.sandbox.cgroup import remove_of
+from hpcrl.sandbox.locks import is_free
 from hpcrl.sandbox.procs import kill_all
 from hpcrl.sandbox.trees import remove_tree
 
@@ -109,7 +110,8 @@ def sweep(base: Path) -> list[str]:
         return removed
     for name in names:
         path = base / name
-        if name.startswith(_PREFIX) and _is_dead(path):
+        # Workers make their lock before their directory gets its name: without one, a removal was cut short.
+        if name.startswith(_PREFIX) and is_free(path / "lock"):
             _kill_users(name)
         elif not (name.startswith(_NEW) and _age(path) > _NEW_LIFETIME_S):
             continue
@@ -123,23 +125,6 @@ def _age(path: Path) -> float:
         return time.time() - os.lstat(path).st_mtime
     except FileNotFoundError:
         return 0.0
-
-
-def _is_dead(path: Path) -> bool:
-    try:
-        descriptor = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        # Workers make their lock before their directory gets its name: a removal was cut short.
-        return True
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(descriptor)
-    return True
 
 
 def _kill_users(worker: str) -> None:

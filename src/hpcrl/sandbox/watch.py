@@ -13,11 +13,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import time
 
 from hpcrl.errors import PolicyError
 from hpcrl.sandbox.limits import Limits
-from hpcrl.sandbox.procs import children, descendants, files_in_memory, memory_bytes
+from hpcrl.sandbox.procs import children, descendants, files_in_memory, memory_bytes, unnamed_bytes
 from hpcrl.sandbox.workdir import WorkDir
 
 __all__ = ["UsageWatch"]
@@ -82,11 +83,21 @@ class UsageWatch:
 
     def _check(self) -> None:
         limits = self._limits
-        self._work.check_usage(limits)
         pids = descendants(self._init)
+        self._work.check_usage(limits, self._unnamed(pids))
         if len(pids) > 2 * limits.processes:
             raise PolicyError("process_limit", f"{len(pids)} processes; allowed {limits.processes}")
         if memory_bytes(pids) > limits.memory_bytes:
             raise PolicyError("memory_limit", f"the sandbox holds more than {limits.memory_bytes} bytes of memory")
         if self._contained and files_in_memory(self._init) > limits.disk_entries:
             raise PolicyError("disk_limit", f"/tmp and the writable layer hold more than {limits.disk_entries} files")
+
+    def _unnamed(self, pids: list[int]) -> int:
+        """Bytes on disk that no walk through the directories finds. Those in /tmp are bounded by its size."""
+        if not self._contained:
+            return 0
+        try:
+            memory = os.stat(f"/proc/{self._init}/root/tmp").st_dev
+        except OSError:  # it has ended
+            return 0
+        return unnamed_bytes(pids, memory)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -33,6 +34,9 @@ from hpcrl.sandbox.trees import (
 
 __all__ = ["WorkDir"]
 
+_CLOCK_TICK_NS = 20_000_000
+"""More than the step of the clock that files are stamped with."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Original:
@@ -50,6 +54,7 @@ class WorkDir:
         self.shm = attempt / "shm"
         self._owner = owner
         self._original: dict[str, _Original] = {}
+        self._settled_ns = 0
         self._root = -1
         self._watched = [self.shm]
 
@@ -97,6 +102,8 @@ class WorkDir:
 
     def _remember(self, sources: tuple[Path, ...]) -> None:
         """Take the present content, made of ``sources``, as the initial one: the artifact is what differs from it."""
+        # What was written a moment ago may be written again under the same time.
+        self._settled_ns = time.time_ns() - _CLOCK_TICK_NS
         for entry in walk(self._root):
             source = next((s for s in reversed(sources) if os.path.lexists(s / entry.path)), None)
             self._original[entry.path] = _Original(entry.info, source / entry.path if source is not None else None)
@@ -126,12 +133,27 @@ class WorkDir:
         with open_parent(self._root, self.relative(path), create=True, owner=self._owner) as (parent, name):
             write_file(parent, name, content, owner=self._owner)
 
-    def check_usage(self, limits: Limits) -> None:
+    def locked(self, index: int, names: tuple[str, ...]) -> bool:
+        """Whether modes keep their owner from writing to one of these files of a mount, or from making it."""
+        root = _open(self.mount(index))
+        try:
+            if os.fstat(root).st_mode & 0o300 != 0o300:
+                return True
+            present = set(names).intersection(os.listdir(root))
+            return any(not os.stat(name, dir_fd=root, follow_symlinks=False).st_mode & 0o200 for name in present)
+        finally:
+            os.close(root)
+
+    def check_usage(self, limits: Limits, unnamed: int = 0) -> None:
         """Raise PolicyError("disk_limit") when what the sandbox can write to holds too much. Cost: one stat per entry.
 
-        The initial content's entries are free, its bytes are not.
+        The initial content's entries are free, its bytes are not. ``unnamed``: bytes in files that no directory shows.
         """
-        used = entries = 0
+        used, entries = unnamed, 0
+        if used > limits.disk_bytes:
+            raise PolicyError(
+                "disk_limit", f"deleted files that are still open hold more than {limits.disk_bytes} bytes"
+            )
         roots = [_open(path) for path in (self.work, *self._watched)]
         try:
             for root in roots:
@@ -158,8 +180,8 @@ class WorkDir:
         if original is None:
             return True
         then, now = original.info, entry.info
-        # The change time cannot be set by a process, so an equal one means: not touched.
-        if (then.st_ino, then.st_ctime_ns, then.st_mode) == (now.st_ino, now.st_ctime_ns, now.st_mode):
+        # The change time cannot be set by a process, so an equal one means: not touched, unless within the same tick of the clock.
+        if _identity(then) == _identity(now) and (original.source is None or then.st_ctime_ns < self._settled_ns):
             return False
         if then.st_mode != now.st_mode or original.source is None:
             return True
@@ -177,6 +199,10 @@ class WorkDir:
             os.close(self._root)
             self._root = -1
         remove_tree(self.attempt)
+
+
+def _identity(info: os.stat_result) -> tuple[int, int, int, int]:
+    return info.st_ino, info.st_ctime_ns, info.st_mode, info.st_size
 
 
 def _image_content(spec: SandboxSpec) -> list[Path]:

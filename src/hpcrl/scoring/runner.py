@@ -10,6 +10,10 @@ Who is to blame decides what is reported:
     broke a limit of the sandbox
     a process had come loose from the tests, and the   reward 0, policy failure "verifier_background": who wrote it is not known
     reward is above 0, unusable or missing
+    the tests were interrupted (status 130), and the   reward 0, policy failure "verifier_interrupted": they may not have come to
+    reward is above 0                                  write it
+    modes kept the tests from writing the reward,      reward 0, policy failure "verifier_locked": somebody else wrote it
+    and it is above 0
     no reward, or not a finite number                  InfraError("no_reward" | "bad_reward"): the verifier is broken
     both reward.txt and reward.json                    InfraError("bad_reward"): which of them is the tests' own cannot be known
     the verifier was killed from outside (status 137)  InfraError("verifier_killed"): what it wrote before is no verdict
@@ -46,7 +50,10 @@ LOGS = "/logs/verifier"
 
 _REWARD_BYTES = 1 << 16
 _DETAIL_CHARACTERS = 2000
+_FILES = ("reward.txt", "reward.json")
 _KILLED = 128 + signal.SIGKILL
+_INTERRUPTED = 128 + signal.SIGINT
+"""Other signals end a shell at once, and who sent one has then come loose. This one it dies of after the program it waits for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,15 +89,16 @@ async def score(
     async with pool.sandbox(spec, name) as sandbox:
         failure: str | None = None
         output = ""
+        status = 0
         loose = False
         try:
             result = await sandbox.run(_command(pool), task.timeout_s)
-            output = result.output[-_DETAIL_CHARACTERS:]
+            output, status = result.output[-_DETAIL_CHARACTERS:], result.exit_code
             if result.timed_out:
                 failure = "verifier_timeout"
             elif result.flooded:
                 failure = "verifier_output_limit"
-            elif result.exit_code == _KILLED:
+            elif status == _KILLED:
                 raise InfraError("verifier_killed", f"the tests were killed; they printed: {_end(output)}")
             loose = await sandbox.detached()
         except PolicyError as error:
@@ -104,8 +112,9 @@ async def score(
                 # A file spoilt from behind is no fault of the tests: no second try for who spoilt it.
                 if not loose:
                     raise
-            if loose and (not rewards or total(rewards) > 0):
-                rewards, failure = {}, "verifier_background"
+            if not rewards or total(rewards) > 0:
+                failure = await _doubt(sandbox, status, loose)
+                rewards = {} if failure is not None else rewards
         return Score(
             reward=total(rewards) if rewards else 0.0,
             rewards=rewards,
@@ -122,9 +131,18 @@ def _command(pool: SandboxPool) -> str:
     return f'if command -v bash >/dev/null; then exec bash "{tests}/test.sh"; else exec sh "{tests}/test.sh"; fi'
 
 
+async def _doubt(sandbox: Sandbox, status: int, loose: bool) -> str | None:
+    """Why a reward above 0, written in the tests' place, is perhaps not theirs."""
+    if loose:
+        return "verifier_background"
+    if status == _INTERRUPTED:
+        return "verifier_interrupted"
+    return "verifier_locked" if await sandbox.locked(LOGS, _FILES) else None
+
+
 async def _rewards(sandbox: Sandbox, output: str) -> dict[str, float]:
     found: list[dict[str, float]] = []
-    for name, parse in (("reward.txt", parse_text), ("reward.json", parse_json)):
+    for name, parse in zip(_FILES, (parse_text, parse_json), strict=True):
         try:
             content = await sandbox.read_mount(LOGS, name, _REWARD_BYTES)
         except FileNotFoundError:

@@ -13,6 +13,7 @@ Source: the fields of the SWE-bench dataset, https://www.swebench.com.
 
 from __future__ import annotations
 
+import glob
 import json
 import re
 import shlex
@@ -190,7 +191,7 @@ def write_task(instance: dict[str, Any], task: Path, image: str | None = None) -
             base_commit=json.dumps(instance["base_commit"]),
             image=json.dumps(_image(instance, image)),
             workdir=_WORKDIR,
-            exclude=json.dumps([".git", *_touched(instance["test_patch"])]),
+            exclude=json.dumps([".git", *map(glob.escape, _touched(instance["test_patch"]))]),
         ),
         "instruction.md": _INSTRUCTION.format(problem=instance["problem_statement"].strip(), workdir=_WORKDIR),
         "solution/fix.patch": _ended(instance["patch"]),

@@ -95,6 +95,14 @@ def test_several_places_and_json(tmp_path: Path) -> None:
     assert (bad["task"], bad["ok"]) == ("two", False) and "[[steps]]" in bad["problems"][0]
 
 
+def test_a_directory_of_task_sets(tmp_path: Path) -> None:
+    add(tmp_path / "train", "one")
+    add(tmp_path / "eval", "two")
+    (tmp_path / "notes").mkdir()
+    result = check(tmp_path)
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "2 of 2 tasks are well-formed")
+
+
 def test_an_unknown_agent_and_an_unknown_format_are_refused(tmp_path: Path) -> None:
     task = add(tmp_path, "one")
     result = CliRunner().invoke(app, ["tasks", "run", str(task), "--agent", "expert"])

@@ -75,7 +75,7 @@ def run_dir(tmp_path: Path) -> Path:
         worker.write(
             {"sandbox_start_s": 0.05, "model_s": 1.0, "attempt_s": 1.4, "policy_failures": {"sandbox_dead": 1}}
         )
-        worker.write({"failures": {"infra:sandbox_start": 2}})
+        worker.write({"failures": {"infra:sandbox_start": 2}, "pool_hits": 3, "pool_misses": 1})
     run.final_status.write_text(final_status("quick-1").model_dump_json(), encoding="utf-8")
     run.end.write_text(json.dumps({"state": "success", "reason": "", "started_at": 100.0, "ended_at": 854.0}))
     return run.root

@@ -30,6 +30,8 @@ def test_summary_of_a_finished_run(run_dir: Path) -> None:
         "tokens_trained": 6000,  # the repeated step counts once
         "tokens_generated": 300 + 200 + 40,  # a replica's counter began again at 0
         "digests_equal": True,
+        "pool_hits": 3,
+        "pool_misses": 1,
         "failures": {"infra:sandbox_start": 2},
         "policy_failures": {"sandbox_dead": 1},
         "rejected_reports": {"lease_expired": 1},

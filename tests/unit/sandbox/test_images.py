@@ -35,7 +35,17 @@ def test_a_name_the_site_has_unpacked(cache: Path) -> None:
     assert resolve("python:3.12").path == path
 
 
-@pytest.mark.parametrize(("name", "message"), [("python:3.13", "python_3.13"), ("", "empty")])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("python:3.13", "python_3.13"),
+        ("", "empty"),
+        ("docker://", "empty"),
+        ("docker-archive:none.tar", "there is no file or directory none.tar"),
+        ("none.sif", "there is no file or directory none.sif"),
+        ("/none", "there is no file or directory /none"),
+    ],
+)
 def test_an_unknown_name_says_what_to_do(name: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         resolve(name)

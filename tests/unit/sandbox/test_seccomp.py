@@ -21,3 +21,10 @@ def test_what_is_not_named_is_allowed() -> None:
     assert table["defaultAction"] == "SCMP_ACT_ALLOW"
     refused = {name for rule in table["syscalls"] if not rule.get("args") for name in rule["names"]}
     assert {"memfd_create", "setns", "bpf"} <= refused and not refused & {"clone", "unshare", "ptrace", "shmget"}
+
+
+def test_an_argument_of_32_bits_is_looked_at_as_the_kernel_does() -> None:
+    """More bits set above those would pass an equality of 64."""
+    for rule in json.loads(profile())["syscalls"]:
+        if {"fcntl", "ioctl"} & set(rule["names"]):
+            assert [(arg["op"], arg["value"]) for arg in rule["args"]] == [("SCMP_CMP_MASKED_EQ", 0xFFFFFFFF)]

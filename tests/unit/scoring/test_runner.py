@@ -23,6 +23,7 @@ class StandIn:
     """A sandbox whose tests end as told; files may be read only once its processes have ended."""
 
     isolated = True
+    read_only = False
 
     def __init__(self, result: CommandResult | PolicyError, files: dict[str, bytes], loose: bool) -> None:
         self.result, self.files, self.loose, self.finished = result, files, loose, False
@@ -39,6 +40,10 @@ class StandIn:
     async def detached(self) -> bool:
         assert not self.finished, "all processes are gone by then"
         return self.loose
+
+    async def locked(self, target: str, names: tuple[str, ...]) -> bool:
+        assert self.finished and target == LOGS and set(names) == {"reward.txt", "reward.json"}
+        return self.read_only
 
     async def finish(self) -> None:
         self.finished = True
@@ -70,6 +75,19 @@ def scored(task: PrivateTask, result: CommandResult | PolicyError, loose: bool =
     stand_in = cast(SandboxPool, StandIn(result, named, loose))
     image = cast(Any, SimpleNamespace(path=Path("/image")))
     return asyncio.run(score(task, b"", image, Limits(), stand_in))
+
+
+def test_what_interrupted_tests_found_there_is_no_reward(task: PrivateTask) -> None:
+    got = scored(task, ended(130), reward_txt=b"1\n")
+    assert (got.reward, got.policy_failure) == (0.0, "verifier_interrupted")
+    got = scored(task, ended(130), reward_txt=b"0\n")
+    assert (got.reward, got.policy_failure) == (0.0, None)
+
+
+def test_what_tests_could_not_have_written_is_no_reward(task: PrivateTask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StandIn, "read_only", True)
+    got = scored(task, ended(), reward_json=b'{"reward": 1}')
+    assert (got.reward, got.policy_failure) == (0.0, "verifier_locked")
 
 
 @pytest.mark.parametrize("exit_code", [0, 1, 143])
