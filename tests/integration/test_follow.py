@@ -47,7 +47,7 @@ def test_a_requeued_job_is_followed_to_its_real_end(jobs: Jobs) -> None:
             job = re.search(r"submitted job (\d+)", said.read_text())
             assert job is not None
             jobs.slurm("scancel", "--batch", "--signal=USR1", job[1])
-            until(lambda: "waiting for the job to go on" in said.read_text(), process, said, 300)
+            until(lambda: "waiting for Slurm to end the job" in said.read_text(), process, said, 300)
 
             def waits() -> bool:
                 return "PENDING" in jobs.slurm("squeue", "-h", "--states=all", "-j", job[1], "-o", "%T")
