@@ -4,7 +4,7 @@
     worker       the only worker is killed: until the next shard of its successor is sealed
     coordinator  the coordinator is killed: until the second trained step after it
     requeue      the signal that precedes the time limit, in one job again and again: saved, requeued, resumed, trained on
-    scancel      at a random moment: what is left on any node ten seconds later
+    scancel      at a random moment, of a start and of training in turn: what is left on any node ten seconds later
     doctor       ``hpcrl doctor`` on this cluster
     planted      how many of the faults of `hpcrl.bench.planted` the doctor names, each planted once whatever ``rounds`` says
 
@@ -134,6 +134,8 @@ def _scancel(cluster: LifeCluster, rounds: int, say: Say) -> int:
     for turn in range(rounds):
         job = cluster.submit(_ENDLESS, stand_in=True)
         job.until(lambda: "run directory" in job.text(), "start")  # noqa: B023 - used at once
+        if turn % 2:
+            job.until(lambda: job.steps() >= 1, "first step")  # noqa: B023 - used at once
         time.sleep(chance.uniform(0.0, 20.0))
         steps, left = job.steps(), _cancel(job)
         leftovers += bool(left)
