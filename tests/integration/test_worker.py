@@ -268,6 +268,35 @@ def test_a_killed_worker_costs_its_attempts_only(tmp_path: Path) -> None:
     assert run.left == []
 
 
+@pytest.mark.parametrize("role", ["worker", "scorer"])
+def test_what_a_killed_process_held_is_free_as_soon_as_it_is_started_again(tmp_path: Path, role: str) -> None:
+    def script(key: AttemptKey, messages: Messages) -> str | Fault:
+        if len(messages) > 1:
+            return "done"
+        slow = "touch hang" if key.attempt_id.endswith("-r0-a0") else "sleep 0.3"
+        return f"```bash\n{slow}; echo right > answer\n```"
+
+    # Leases longer than the test: unless they end with the process that held them the batch never comes.
+    leases = {"coordinator": {"lease_s": 600.0}, "scoring": {"lease_s": 600.0}}
+    with world(tmp_path, script, **leases) as (run, _):
+        deadline = time.monotonic() + 60
+        state = State.RUNNING if role == "worker" else State.ARTIFACT_READY
+        while not run.status().attempts.get(state) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        killed = run.processes[f"{role} --index 0"]
+        killed.kill()
+        killed.wait(20)
+        run.start(role, "--index", "0")
+        groups = run.batch()
+        assert [len(group.trajectories) for group in groups] == [GROUP, GROUP]
+        status = run.status()
+        assert status.duplicates == 0
+        if role == "worker":
+            assert status.failures.get("infra:worker_died", 0) >= 1
+        run.finish()
+    assert run.left == []
+
+
 def test_the_coordinator_restarts_under_load(tmp_path: Path) -> None:
     with world(tmp_path, look_then_fix, workers=1) as (run, replica):
         while replica.calls < 6:

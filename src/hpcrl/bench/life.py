@@ -4,8 +4,9 @@
     worker       the only worker is killed: until the next shard of its successor is sealed
     coordinator  the coordinator is killed: until the second trained step after it
     requeue      the signal that precedes the time limit, in one job again and again: saved, requeued, resumed, trained on
-    scancel      at a random moment: what is left on any node ten seconds later
+    scancel      at a random moment, of a start and of training in turn: what is left on any node ten seconds later
     doctor       ``hpcrl doctor`` on this cluster
+    planted      how many of the faults of `hpcrl.bench.planted` the doctor names, each planted once whatever ``rounds`` says
 
 Runs are the quickstart's with few steps, on a development cluster that is started for it (needs root). All parts but ``rank`` put
 `hpcrl.bench.stand_in` in the engine's place. Idle times are the longest of all rounds.
@@ -23,6 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hpcrl.bench.life_jobs import LifeCluster, LifeJob
+from hpcrl.bench.planted import FAULTS, name_all
 from hpcrl.errors import RunError
 
 __all__ = ["PARTS", "measure"]
@@ -37,12 +39,8 @@ _NO_LIMIT = "slurm.requeues=1000"
 def measure(
     say: Say, only: str | None = None, rounds: int = 3, name: str = "hpcrl-life"
 ) -> dict[str, float | int | None]:
-    """Numbers by key (seconds, or counts of rounds); None for parts that were left out. ``rounds``: of each part.
-
-    ``planted_named`` is counted by tests/integration/test_doctor.py and stays None here.
-    """
-    keys = ("rank_restart_s", "worker_idle_s", "coordinator_idle_s", "requeue_ok", "scancel_leftovers", "doctor_s")
-    numbers: dict[str, float | int | None] = dict.fromkeys((*keys, "planted_named"))
+    """Numbers by key (seconds, or counts of rounds or faults); None for parts that were left out. ``rounds``: of each part."""
+    numbers: dict[str, float | int | None] = dict.fromkeys(key for key, _ in PARTS.values())
     with tempfile.TemporaryDirectory(prefix="hpcrl-life-", dir="/var/tmp") as folder:
         cluster = LifeCluster(name, Path(folder))
         Path(folder).chmod(0o711)  # run by root, sandboxes are another user's
@@ -136,6 +134,8 @@ def _scancel(cluster: LifeCluster, rounds: int, say: Say) -> int:
     for turn in range(rounds):
         job = cluster.submit(_ENDLESS, stand_in=True)
         job.until(lambda: "run directory" in job.text(), "start")  # noqa: B023 - used at once
+        if turn % 2:
+            job.until(lambda: job.steps() >= 1, "first step")  # noqa: B023 - used at once
         time.sleep(chance.uniform(0.0, 20.0))
         steps, left = job.steps(), _cancel(job)
         leftovers += bool(left)
@@ -164,6 +164,12 @@ def _doctor(cluster: LifeCluster, rounds: int, say: Say) -> float:
     return worst
 
 
+def _planted(cluster: LifeCluster, _: int, say: Say) -> int:
+    named = name_all(cluster.cluster, cluster.folder, say)
+    say(f"planted faults named: {named} of {len(FAULTS)}")
+    return named
+
+
 def _training(cluster: LifeCluster, *sets: str, stand_in: bool = True) -> LifeJob:
     """A run that has trained its first steps."""
     job = cluster.submit(_ENDLESS, *sets, stand_in=stand_in)
@@ -183,5 +189,6 @@ PARTS: dict[str, tuple[str, Callable[[LifeCluster, int, Say], float | int]]] = {
     "requeue": ("requeue_ok", _requeue),
     "scancel": ("scancel_leftovers", _scancel),
     "doctor": ("doctor_s", _doctor),
+    "planted": ("planted_named", _planted),
 }
 """Part → key, work."""

@@ -150,9 +150,12 @@ class LifeJob:
 
     def state(self) -> str:
         """Slurm's word for the leader; "" when Slurm has forgotten it."""
+        return self._states().get(f"{self.job_id}+0", "")
+
+    def _states(self) -> dict[str, str]:
+        """By component, ``44+1``."""
         shown = self.cluster.slurm("squeue", "-h", "--states=all", "-j", self.job_id, "-o", "%i %T")
-        states = dict(line.split(" ") for line in shown.splitlines())
-        return states.get(f"{self.job_id}+0", "")
+        return dict(line.split(" ") for line in shown.splitlines())
 
     def over(self) -> bool:
         return self.state() in _OVER
@@ -193,7 +196,7 @@ class LifeJob:
 
     def soon_again(self, timeout_s: float = 120.0) -> None:
         """A requeued job waits for two minutes (its credential's life); not here."""
-        self.until(lambda: self.state() == "PENDING", "requeue", timeout_s=timeout_s, dies=True)
+        self.until(lambda: set(self._states().values()) == {"PENDING"}, "requeue", timeout_s=timeout_s, dies=True)
         with suppress(RunError):  # it started meanwhile
             self.cluster.slurm("scontrol", "update", f"jobid={self.job_id}", "StartTime=now")
 

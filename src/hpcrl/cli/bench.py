@@ -97,7 +97,7 @@ def sandbox(
 def life(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON line on stdout.")] = False,
     only: Annotated[
-        str | None, typer.Option(help="One part: rank, worker, coordinator, requeue, scancel, doctor.")
+        str | None, typer.Option(help="One part: rank, worker, coordinator, requeue, scancel, doctor, planted.")
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each part.")] = 3,
     name: Annotated[str, typer.Option(help="Name of the development cluster that is started for it.")] = "hpcrl-life",

@@ -6,7 +6,9 @@ Everything shown comes from the coordinator's status call and, at the end, from 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -32,27 +34,30 @@ _SUMMARY_S = 30.0
 def follow(run: RunDir, lost: Callable[[], str] | None = None, old_end: str | None = None) -> None:
     """Show progress until the run has ended. Raises RunError when it did not succeed.
 
-    ``lost()`` is asked now and then: a reason means that there is nothing left to wait for although no end was recorded. Where it can
-    be asked, a run that the time limit ended is followed on: its job may be in the queue again, to go on from the checkpoint.
-    ``old_end`` is the record of an earlier end, which a resume replaces.
+    ``lost()`` is asked now and then: a reason means that there is nothing left to wait for although no end was recorded. By default
+    it is asked of the Slurm job that the run names, if it names one. Where it can be asked, only success is the end at once: after a
+    time limit, a lost node or a preemption the job may be in the queue again, to go on from the checkpoint; the end is known when
+    the job is over. ``old_end`` is the record of an earlier end, which a resume replaces.
     """
     with _Display(run) as display:
-        asked, near_end = time.monotonic(), None
+        asked, passing = time.monotonic(), None
         while True:
+            gone = lost or _noted_job(run)
             recorded = read_end(run)
             if recorded not in (None, old_end):
-                if lost is None or _end_of(run, recorded)["state"] != "timeout":
+                end = _end_of(run, recorded)
+                if gone is None or end["state"] == "success" or gone():
                     break
-                old_end = near_end = recorded
-                display.say(f"{_end_of(run, recorded)['reason']}; waiting for the job to go on")
+                old_end = passing = recorded
+                display.say(f"{end['state']}: {end['reason']}; waiting for Slurm to end the job, or to start it again")
             display.update()
             time.sleep(_POLL_S)
-            if lost is not None and time.monotonic() - asked > _LOST_S:
-                reason, asked = lost(), time.monotonic()
-                if reason and read_end(run) in (None, old_end):
-                    if near_end is None:
+            if gone is not None and time.monotonic() - asked > _LOST_S:
+                reason, asked = gone(), time.monotonic()
+                if reason and (now := read_end(run)) in (None, old_end):
+                    if now is None or passing is None:
                         raise RunError(reason)
-                    recorded = near_end
+                    recorded = passing
                     break
         display.update()
     end = _end_of(run, recorded)
@@ -97,6 +102,15 @@ def _object(path: Path, text: str) -> dict[str, Any]:
     return content
 
 
+def _noted_job(run: RunDir) -> Callable[[], str] | None:
+    """:func:`lost_job` of the job that the run names; None for a run of one machine, and where there is no Slurm to ask."""
+    try:
+        job_id = run.job.read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return None
+    return _lost_job_once(job_id) if shutil.which("squeue") else None
+
+
 def lost_job(job_id: str) -> Callable[[], str]:
     """For :func:`follow`: the Slurm job is over without an end of the run (its launcher died, it was cancelled in the queue)."""
     from hpcrl.launch.submit import job_output, job_states
@@ -114,6 +128,9 @@ def lost_job(job_id: str) -> Callable[[], str]:
         return f"job {job_id} ended ({', '.join(sorted(states)).lower() or 'unknown to Slurm'}) before its run did{said} ({output})"
 
     return lost
+
+
+_lost_job_once = functools.cache(lost_job)
 
 
 def follow_while(run: RunDir, work: Callable[[], None]) -> None:

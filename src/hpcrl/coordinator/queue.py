@@ -52,12 +52,14 @@ class Queue:
         self.replicas = ReplicaCalls(self.ledger, binder)
         self.trainer = TrainerCalls(self.ledger, self.replicas, binder)
         self.calls: dict[str, Call] = {
+            c.WORKER_START.path: self.worker.start,
             c.LEASE.path: self.worker.lease,
             c.HEARTBEAT.path: self.worker.heartbeat,
             c.ARTIFACT.path: self.worker.artifact,
             c.FAILED.path: self.worker.failed,
             c.SCORES.path: self.worker.scores,
             c.SEALED.path: self.worker.sealed,
+            c.SCORER_START.path: self.scorer.start,
             c.LEASE_SCORING.path: self.scorer.lease,
             c.SCORED.path: self.scorer.scored,
             c.SCORING_FAILED.path: self.scorer.failed,

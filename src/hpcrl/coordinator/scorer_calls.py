@@ -1,4 +1,7 @@
-"""The scorer's calls: lease, scored, failed. A scoring lease has no heartbeat; past its deadline another scorer may take it."""
+"""The scorer's calls: start, lease, scored, failed.
+
+A scoring lease has no heartbeat; past its deadline, or when its scorer was started again, another scorer may take it.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,13 @@ __all__ = ["ScorerCalls"]
 class ScorerCalls:
     def __init__(self, ledger: Ledger) -> None:
         self._l = ledger
+
+    def start(self, request: m.ProcessStart, now: float) -> m.Empty:
+        """What the scorer of this name held before is offered again at once: it is started again when it has died."""
+        for attempt in list(self._l.attempts.values()):
+            if attempt.scorer_id == request.name and attempt.state is State.ARTIFACT_READY:
+                self._release(attempt, "scorer_died", now)
+        return m.Empty()
 
     def lease(self, request: m.ScoringRequest, now: float) -> m.ScoringReply:
         ledger = self._l
@@ -85,12 +95,17 @@ class ScorerCalls:
             attempt = self._l.attempts.get(attempt_id)
             if attempt is None or attempt.state is not State.ARTIFACT_READY or attempt.scoring_until != until:
                 continue
-            attempt.scorer_id = None
-            if attempt.scoring_tries > self._l.config.coordinator.infra_retries:
-                self._l.fail(attempt, "infra", "scoring_lease_expired", now)
-            else:
-                self._l.scoring[attempt_id] = attempt
-                self._l.wakes.add("scoring")
+            self._release(attempt, "scoring_lease_expired", now)
+
+    def _release(self, attempt: Attempt, reason: str, now: float) -> None:
+        """Offer the attempt to another scorer; after too many that were lost it fails."""
+        attempt.scorer_id, attempt.scoring_until = None, 0.0
+        if attempt.scoring_tries > self._l.config.coordinator.infra_retries:
+            self._l.fail(attempt, "infra", reason, now)
+        else:
+            self._l.scoring[attempt.attempt_id] = attempt
+            self._l.changes.attempt(attempt)
+            self._l.wakes.add("scoring")
 
 
 def _lease(attempt: Attempt) -> m.ScoringLease:

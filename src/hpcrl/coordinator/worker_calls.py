@@ -1,4 +1,4 @@
-"""The worker's calls: lease, heartbeat, artifact, failed, scores, sealed.
+"""The worker's calls: start, lease, heartbeat, artifact, failed, scores, sealed.
 
 A lease is kept alive by heartbeats from LEASED to SCORED, because the worker holds the attempt's record until it is sealed.
 The wall-clock limit of an attempt covers LEASED and RUNNING, plus one lease of grace: the worker enforces it first.
@@ -25,6 +25,13 @@ class WorkerCalls:
     def __init__(self, ledger: Ledger, binder: Binder) -> None:
         self._l = ledger
         self._binder = binder
+
+    def start(self, request: m.ProcessStart, now: float) -> m.Empty:
+        """What the worker of this name held before fails now, and not when its leases expire: it is started again when it has died."""
+        for attempt in list(self._l.attempts.values()):
+            if attempt.worker_id == request.name and attempt.state in LIVE:
+                self._l.fail(attempt, "infra", "worker_died", now)
+        return m.Empty()
 
     # ------------------------------------------------------------ lease
 

@@ -2,7 +2,7 @@
 
 coordinator dies            the same database, another port; everybody asks again
 a rank of the MPI world     the world anew from the newest checkpoint, and the coordinator with it, which forgets the replicas
-workers, scorers of a node  the same again; what they held is tried again when its lease ends
+workers, scorers of a node  the same again; when they begin, what they held is free for others
 a component, a node         nothing is started again: Slurm's word is the reason (`allocation.py`)
 the time limit is near      the trainer is asked for a checkpoint and to end
 """

@@ -101,6 +101,7 @@ def _launch_in(job: HetJob, root: Path, config: RunConfig, resume: bool) -> None
         }
     )
     run, before = _open(root, sized, resume)
+    publish_text(run.job, f"{job.job_id}\n")
     host = routable_address()
     for path, script in plan.task_epilogs(run).items():
         publish_text(path, script, 0o700)
@@ -151,6 +152,7 @@ def launch_local(root: Path, config: RunConfig, *, resume: bool = False) -> None
     """The same roles on this machine alone. Raises HpcrlError with the reason when the run does not succeed."""
     mpiexec = find_mpiexec()
     run, before = _open(root, config, resume)
+    run.job.unlink(missing_ok=True)
     os.environ.setdefault("HPCRL_ADDRESS", "127.0.0.1")
     with collect_signals() as signals, Watcher(run) as watcher, _recorded(run, before) as record:
         _check_sandboxes(run, plan.sandbox_check_here(run), signals)

@@ -185,8 +185,14 @@ NOT_SHARED = 9
 
 def sandbox_check(run: RunDir, config: RunConfig) -> list[str]:
     """A step on every sandbox node that starts one sandbox; the reason of a failure is recorded as a role's is."""
-    srun = ["srun", "--het-group=2", "--ntasks-per-node=1", "--mpi=none", "--overlap", *config.slurm.srun_args]
-    return [*srun, *sandbox_check_here(run)]
+    options = [
+        "--het-group=2",
+        "--ntasks-per-node=1",
+        "--mpi=none",
+        "--overlap",
+        f"--task-epilog={_epilog(run, 'worker')}",
+    ]
+    return ["srun", *options, *config.slurm.srun_args, *sandbox_check_here(run)]
 
 
 def memory_sweep(run: RunDir, config: RunConfig) -> list[str]:
@@ -199,7 +205,8 @@ def task_epilogs(run: RunDir) -> dict[Path, str]:
     """Scripts that Slurm runs on a rank's or worker's node after it has ended, however it ended: SIGKILL leaves no last word.
 
     After inference ranks: the run's weight copies are removed from the node's shared memory. Ranks end together (a step with one bad
-    exit is ended), so that nobody on the node needs them any more. After workers and scorers: what dead ones left of sandboxes.
+    exit is ended), so that nobody on the node needs them any more. After workers, scorers and the sandbox check: what dead ones left
+    of sandboxes.
     A step that is being ended sends SIGTERM to its epilogs too; they go on, and what kills them first is left to `memory_sweep`, if the
     launcher lives, and to the next rank or worker on the node.
     """

@@ -30,6 +30,8 @@ __all__ = ["Child", "Watcher", "first_failure", "is_final"]
 _POLL_S = 0.2
 _TERM_GRACE_S = 15.0
 _REASON_GRACE_S = 2.0
+_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
+"""How a child ends that was killed, or the step whose task was: srun adds 128."""
 _TAIL_BYTES = 65536
 _ERROR_LINES = 20
 _PR_SET_PDEATHSIG = 1
@@ -160,12 +162,15 @@ class Watcher:
             child.process.wait()
 
     def _why(self, child: Child) -> str:
-        # A dying rank may still be writing its reason while its srun has already gone.
-        deadline = time.monotonic() + _REASON_GRACE_S
-        while time.monotonic() < deadline:
-            reason = first_failure(self._run)
-            if reason:
+        # A dying rank may still be writing its reason while its srun has already gone. Who was killed writes none; the ranks of a
+        # world that are killed are those that another one took along.
+        silent = child.process.poll() in _KILLED and not child.step.ends_run
+        deadline = time.monotonic() + (0.0 if silent else _REASON_GRACE_S)
+        while True:
+            if reason := first_failure(self._run):
                 return reason
+            if time.monotonic() >= deadline:
+                break
             time.sleep(_POLL_S)
         tail = "; ".join(line for line in (_last_word(child), _task_error(child.step)) if line)
         return f"{child.step.name} {child.ended()}{f': {tail}' if tail else ''} (log: {child.step.log})"

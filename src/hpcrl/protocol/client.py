@@ -45,6 +45,7 @@ class Endpoint(Generic[Req, Rep]):
     mutates: bool = True
 
 
+WORKER_START = Endpoint("/v1/worker/start", "worker", m.ProcessStart, m.Empty)
 LEASE = Endpoint("/v1/worker/lease", "worker", m.LeaseRequest, m.LeaseReply)
 HEARTBEAT = Endpoint("/v1/worker/heartbeat", "worker", m.Heartbeat, m.HeartbeatReply, mutates=False)
 ARTIFACT = Endpoint("/v1/worker/artifact", "worker", m.ArtifactReport, m.Ack)
@@ -52,6 +53,7 @@ FAILED = Endpoint("/v1/worker/failed", "worker", m.FailureReport, m.Ack)
 SCORES = Endpoint("/v1/worker/scores", "worker", m.ScoresRequest, m.ScoresReply, mutates=False)
 SEALED = Endpoint("/v1/worker/sealed", "worker", m.SealedReport, m.Ack)
 
+SCORER_START = Endpoint("/v1/scorer/start", "scorer", m.ProcessStart, m.Empty)
 LEASE_SCORING = Endpoint("/v1/scorer/lease", "scorer", m.ScoringRequest, m.ScoringReply)
 SCORED = Endpoint("/v1/scorer/scored", "scorer", m.ScoreReport, m.Ack)
 SCORING_FAILED = Endpoint("/v1/scorer/failed", "scorer", m.FailureReport, m.Ack)
@@ -77,12 +79,14 @@ STATUS = Endpoint("/v1/admin/status", "admin", StatusRequest, Status, mutates=Fa
 HISTORY = Endpoint("/v1/admin/history", "admin", HistoryRequest, RolloutHistory, mutates=False)
 
 ENDPOINTS: tuple[Endpoint, ...] = (
+    WORKER_START,
     LEASE,
     HEARTBEAT,
     ARTIFACT,
     FAILED,
     SCORES,
     SEALED,
+    SCORER_START,
     LEASE_SCORING,
     SCORED,
     SCORING_FAILED,

@@ -16,7 +16,7 @@ __all__ = [
     "Empty", "EndedReply", "EndedRequest", "EvalRequest", "EvalResult", "EvalStatusRequest",
     "FailureItem", "FailureReport", "Finish", "FlipGrant",
     "FlipRequest", "Heartbeat", "HeartbeatReply", "Lease", "LeaseReply", "LeaseRequest", "Message", "OffPolicy", "Phase",
-    "ReplicaReady", "ReplicaRefused", "ReplicaRegister", "Sampling", "ScoreItem", "ScoreReport", "ScoredAttempt",
+    "ProcessStart", "ReplicaReady", "ReplicaRefused", "ReplicaRegister", "Sampling", "ScoreItem", "ScoreReport", "ScoredAttempt",
     "ScoresReply", "ScoresRequest", "ScoringLease", "ScoringReply", "ScoringRequest", "SealedItem", "SealedReport",
     "TrainerStart", "TrainerStarted", "TrajectoryRef", "VersionPublished",
 ]
@@ -41,6 +41,12 @@ class Ack(Message):
 
     accepted: list[str] = []
     rejected: dict[str, str] = {}
+
+
+class ProcessStart(Message):
+    """First call of a worker or scorer process: it holds nothing, so that what an earlier one of its name held is lost."""
+
+    name: str = Field(examples=["cpu1-0"])
 
 
 # ---------------------------------------------------------------- worker

@@ -2,7 +2,7 @@
 
 runs/<run_id>/  config.resolved.yaml  token  keys/  coordinator.db  endpoints/  manifests/  shards/  checkpoints/  metrics/
                 logs/<role>/  artifacts/  model/<version>/  adapter/<version>/  failures/
-                stop  restarted  requeues  trained.json  status.final.json  end.json  report.html  summary.json
+                stop  job  restarted  requeues  trained.json  status.final.json  end.json  report.html  summary.json
 """
 
 from __future__ import annotations
@@ -108,6 +108,11 @@ class RunDir:
     def stop(self) -> Path:
         """The launcher's request to the trainer: write a checkpoint and end. Holds the reason."""
         return self.root / "stop"
+
+    @property
+    def job(self) -> Path:
+        """The id of the Slurm job that runs it, or ran it last; absent for a run on one machine."""
+        return self.root / "job"
 
     @property
     def trained(self) -> Path:

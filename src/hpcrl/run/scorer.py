@@ -3,8 +3,8 @@
     lease loop      free slots? ──► LEASE_SCORING (long poll) ──► one task per attempt
     scoring task    artifact, verified by digest ──► scoring.score ──► SCORED or SCORING_FAILED (batched) ──► frees its slot
 
-A scorer that dies loses nothing: its leases pass their deadline and another scorer takes them. A failing attempt is recorded in one
-place, ``_one``; the loop fails only when the coordinator is gone, and that ends the scorer.
+A scorer that dies loses nothing: what it held is offered again when one of its name begins (SCORER_START), or past the deadline. A
+failing attempt is recorded in one place, ``_one``; the loop fails only when the coordinator is gone, and that ends the scorer.
 """
 
 from __future__ import annotations
@@ -165,17 +165,18 @@ class Scorer:
 async def _serve(run: RunDir, config: RunConfig, index: int) -> None:
     scorer_id = process_name(index)
     client = calls.AsyncClient(run, "scorer")
-    images = Images(config)
-    async with open_pool(config, images) as pool:
-        with MetricsWriter(run.root, "scorer", scorer_id) as metrics:
-            scorer = Scorer(run, config, scorer_id, client, pool, images, metrics)
-            for number in (signal.SIGTERM, signal.SIGINT):
-                asyncio.get_running_loop().add_signal_handler(number, scorer.stop)
-            log.info("scorer %s: %d attempts at once", scorer_id, config.scoring.concurrency)
-            try:
+    try:
+        await client.call(calls.SCORER_START, m.ProcessStart(name=scorer_id))
+        images = Images(config)
+        async with open_pool(config, images) as pool:
+            with MetricsWriter(run.root, "scorer", scorer_id) as metrics:
+                scorer = Scorer(run, config, scorer_id, client, pool, images, metrics)
+                for number in (signal.SIGTERM, signal.SIGINT):
+                    asyncio.get_running_loop().add_signal_handler(number, scorer.stop)
+                log.info("scorer %s: %d attempts at once", scorer_id, config.scoring.concurrency)
                 await scorer.work()
-            finally:
-                await client.close()
+    finally:
+        await client.close()
     log.info("scorer %s: stopped", scorer_id)
 
 

@@ -1,5 +1,6 @@
 """A worker: runs the agents of many attempts at once on a sandbox node. Wiring and asyncio loops; ``python -m hpcrl.run.worker``.
 
+    start           WORKER_START: what a dead worker of the same name held is free for others
     lease loop      free slots? ──► LEASE (long poll) ──► one task per attempt
     attempt task    AttemptRunner.run ──► ARTIFACT (batched) ──► frees its slot ──► waits among ``_waiting``
     scores loop     SCORES for all of ``_waiting`` (one long poll) ──► trajectory ──► sealer
@@ -322,22 +323,24 @@ class Worker:
 async def _serve(run: RunDir, config: RunConfig, index: int, job: str | None) -> None:
     worker_id = process_name(index, job)
     client = calls.AsyncClient(run, "worker")
-    images = Images(config)
-    async with (
-        open_pool(config, images) as pool,
-        # No cap on connections: concurrency is the cap, and one attempt's call must not wait for another's.
-        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
-    ):
-        with MetricsWriter(run.root, "worker", worker_id) as metrics:
-            runner = AttemptRunner(run, config, session, pool, images)
-            worker = Worker(run, config, worker_id, client, runner, metrics)
-            for number in (signal.SIGTERM, signal.SIGINT):
-                asyncio.get_running_loop().add_signal_handler(number, worker.leave)
-            log.info("worker %s: %d attempts at once", worker_id, config.worker.concurrency)
-            try:
+    try:
+        # Before anything slow: others may take at once what a dead worker of this name held.
+        await client.call(calls.WORKER_START, m.ProcessStart(name=worker_id))
+        images = Images(config)
+        async with (
+            open_pool(config, images) as pool,
+            # No cap on connections: concurrency is the cap, and one attempt's call must not wait for another's.
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
+        ):
+            with MetricsWriter(run.root, "worker", worker_id) as metrics:
+                runner = AttemptRunner(run, config, session, pool, images)
+                worker = Worker(run, config, worker_id, client, runner, metrics)
+                for number in (signal.SIGTERM, signal.SIGINT):
+                    asyncio.get_running_loop().add_signal_handler(number, worker.leave)
+                log.info("worker %s: %d attempts at once", worker_id, config.worker.concurrency)
                 await worker.work()
-            finally:
-                await client.close()
+    finally:
+        await client.close()
     log.info("worker %s: stopped", worker_id)
 
 

@@ -60,8 +60,18 @@ class WorkerScratch:
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.path = base / (_PREFIX + token)
         new.rename(self.path)
+        # Slurm ends a step with SIGTERM to all its processes, the guard among them.
         self._guard = subprocess.Popen(
-            ["/bin/sh", "-c", 'cat >/dev/null; exec "$@"', "sh", sys.executable, "-m", __name__, str(base)],
+            [
+                "/bin/sh",
+                "-c",
+                'trap "" TERM; cat >/dev/null; exec "$@"',
+                "sh",
+                sys.executable,
+                "-m",
+                __name__,
+                str(base),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

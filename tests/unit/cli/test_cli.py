@@ -151,7 +151,47 @@ def test_a_requeued_run_is_followed_to_its_real_end(run: RunDir, capsys: pytest.
     timer.start()
     follow(run, lambda: "")
     timer.join()
-    assert "asked to stop at step 2; waiting for the job to go on" in " ".join(capsys.readouterr().out.split())
+    said = " ".join(capsys.readouterr().out.split())
+    assert "timeout: the time limit is near: the trainer was asked to stop at step 2; waiting for Slurm" in said
+
+
+@pytest.mark.parametrize("state", ["timeout", "failed", "cancelled"])
+@pytest.mark.usefixtures("quick")
+def test_who_knows_only_the_run_follows_its_job_too(run: RunDir, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
+    """A lost node is recorded as a failure, a preemption as a cancellation, until the job has started again."""
+    publish_text(run.job, f"44{state}\n")
+    end(run, state, "why")
+    asked: list[str] = []
+
+    def states(job_id: str) -> set[str]:
+        asked.append(job_id)
+        if len(asked) == 3:
+            end(run, "success")
+        return {"PENDING"}
+
+    monkeypatch.setattr("hpcrl.launch.submit.job_states", states)
+    monkeypatch.setattr(following.shutil, "which", lambda _: "/usr/bin/squeue")
+    follow(run)
+    assert asked == [f"44{state}"] * 3
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_job_that_is_over_has_ended_its_run(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish_text(run.job, "45\n")
+    end(run, "failed", "why")
+    monkeypatch.setattr("hpcrl.launch.submit.job_states", lambda _: {"FAILED"})
+    monkeypatch.setattr(following.shutil, "which", lambda _: "/usr/bin/squeue")
+    with pytest.raises(RunError, match="the run failed: why"):
+        follow(run)
+
+
+@pytest.mark.usefixtures("quick")
+def test_without_slurm_the_recorded_end_counts(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish_text(run.job, "46\n")
+    end(run, "timeout", "why")
+    monkeypatch.setattr(following.shutil, "which", lambda _: None)
+    with pytest.raises(RunError, match="the run timeout: why"):
+        follow(run)
 
 
 @pytest.mark.usefixtures("quick")

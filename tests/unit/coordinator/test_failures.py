@@ -36,6 +36,47 @@ def test_a_worker_that_leaves_gives_its_attempts_back_and_spends_no_retry() -> N
     assert late in world.fail(late, reason=m.WORKER_LEFT).rejected
 
 
+def test_what_a_worker_held_that_is_started_again_fails_at_once() -> None:
+    world = harness(coordinator={"infra_retries": 1})
+    scored, ready, leased = (lease.attempt_id for lease in world.lease(3))
+    world.artifact(scored, ready)
+    world.score(n=1)
+    [other] = world.lease(1, "other")
+    world.call(c.WORKER_START, m.ProcessStart(name="w"))
+    status = world.status()
+    assert status.failures == {"infra:worker_died": 3}
+    assert status.attempts == {State.LEASED: 1, State.INFRA_FAILED: 3}
+    again = {lease.attempt_id for lease in world.lease(3, "other")}
+    assert again == {name.replace("-a0", "-a1") for name in (scored, ready, leased)}
+    assert world.artifact(other.attempt_id, worker="other").accepted
+    assert world.artifact(leased).rejected == {leased: "worker_died"}
+
+
+def test_what_a_worker_had_sealed_survives_it() -> None:
+    world = harness()
+    leases = world.lease(2)
+    world.finish_attempts(leases)
+    world.call(c.WORKER_START, m.ProcessStart(name="w"))
+    assert world.status().failures == {}
+    assert world.status().attempts == {State.ACCEPTED: 2}
+
+
+def test_what_a_scorer_held_that_is_started_again_is_offered_at_once() -> None:
+    world = harness(coordinator={"infra_retries": 1}, scoring={"lease_s": 130})
+    first, second = world.lease(2)
+    world.artifact(first.attempt_id, second.attempt_id)
+    one, two = m.ScoringRequest(scorer_id="s1", n=1), m.ScoringRequest(scorer_id="s2", n=5)
+    [held] = world.call(c.LEASE_SCORING, one).leases
+    [others] = world.call(c.LEASE_SCORING, two).leases
+    world.call(c.SCORER_START, m.ProcessStart(name="s1"))
+    world.restart()
+    assert [lease.attempt_id for lease in world.call(c.LEASE_SCORING, two).leases] == [held.attempt_id]
+    assert world.scored(held.attempt_id, scorer="s1").rejected == {held.attempt_id: "scoring_lease_expired"}
+    world.call(c.SCORER_START, m.ProcessStart(name="s2"))
+    assert world.status().failures == {"infra:scorer_died": 1}
+    assert [lease.attempt_id for lease in world.call(c.LEASE_SCORING, one).leases] == [others.attempt_id]
+
+
 def test_each_kind_of_failure_has_its_own_budget_also_after_a_restart() -> None:
     world = harness(coordinator={"infra_retries": 1, "data_retries": 1})
     attempt = world.lease(4)[0].attempt_id

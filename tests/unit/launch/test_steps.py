@@ -99,6 +99,7 @@ def test_checks_run_once_per_node() -> None:
     assert seen[-1] == "/shared/runs/r/config.resolved.yaml"
     sandbox = plan.sandbox_check(RUN, config())
     assert {"--het-group=2", "--ntasks-per-node=1", "--mpi=none"} <= set(sandbox)
+    assert "--task-epilog=/shared/runs/r/logs/worker/task-epilog.sh" in sandbox
     assert sandbox[-4:] == plan.sandbox_check_here(RUN)[-4:] == ["-m", "hpcrl.run.check", "--run-dir", "/shared/runs/r"]
 
 

@@ -100,6 +100,22 @@ def test_a_killed_child_is_named_with_its_signal(run: RunDir) -> None:
     assert reason == f"worker was killed by signal 9 (Killed) (log: {child.step.log})"
 
 
+@pytest.mark.parametrize("script", ["kill -9 $$", "exit 137"])
+def test_who_was_killed_is_not_asked_for_a_reason(run: RunDir, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """137 is what srun makes of a killed task. A world's srun says so too when one rank failed and wrote why."""
+    monkeypatch.setattr("hpcrl.launch.watcher._REASON_GRACE_S", 1e9)
+    with Watcher(run) as watcher:
+        watcher.start(shell(run, "worker", script))
+        assert watcher.wait(never).startswith("worker ")
+    monkeypatch.setattr("hpcrl.launch.watcher._REASON_GRACE_S", 5.0)
+    entry = json.dumps({"role": "trainer", "node": "n1", "at": 1, "reason": "late"})
+    run.failures.mkdir()
+    late = f"(sleep 0.08; printf '%s' '{entry}' > {run.root}/x; mv {run.root}/x {run.failures}/t.json) & {script}"
+    with Watcher(run) as watcher:
+        watcher.start(shell(run, "mpi", late, ends_run=True))
+        assert watcher.wait(never) == "trainer on n1: late"
+
+
 def test_a_real_time_signal_has_a_readable_end(run: RunDir) -> None:
     with Watcher(run) as watcher:
         child = watcher.start(shell(run, "worker", "exec sleep 60"))

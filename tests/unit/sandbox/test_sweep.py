@@ -3,8 +3,10 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,29 @@ def test_a_base_of_somebody_else(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     with pytest.raises(EnvironmentFault, match="HPCRL_SCRATCH"):
         WorkerScratch(tmp_path / "link")
+
+
+def test_the_guard_outlives_the_signal_that_ends_its_worker(tmp_path: Path) -> None:
+    """Slurm sends SIGTERM to everybody in a step at once."""
+    holds = "import sys; from pathlib import Path; from hpcrl.sandbox.sweep import WorkerScratch\n"
+    holds += "scratch = WorkerScratch(Path(sys.argv[1])); print(scratch._guard.pid, flush=True); input()"
+    argv = [sys.executable, "-c", holds, str(tmp_path / "base")]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout is not None
+        guard = int(worker.stdout.readline())
+        assert os.listdir(tmp_path / "base")
+        deadline = time.monotonic() + 60.0
+        while b"TERM" not in Path(f"/proc/{guard}/cmdline").read_bytes():  # it is not the shell yet
+            assert time.monotonic() < deadline
+        ignored = 1 << (signal.SIGTERM - 1)
+        while not ignored & int(Path(f"/proc/{guard}/status").read_text().split("SigIgn:")[1].split()[0], 16):
+            assert time.monotonic() < deadline, "the guard does not ignore SIGTERM"
+            time.sleep(0.01)
+        os.kill(guard, signal.SIGTERM)
+        worker.terminate()
+    while os.listdir(tmp_path / "base"):
+        assert time.monotonic() < deadline, "the guard did not sweep"
+        time.sleep(0.01)
 
 
 def test_default_base(monkeypatch: pytest.MonkeyPatch) -> None:
