@@ -21,8 +21,10 @@ _MAX_DEPTH = 64
 
 
 def strict_json(text: str | bytes) -> Any:
-    """JSON that can be rendered, recorded and written again: at most 64 levels deep, text without half surrogate pairs, without Python's
-    extensions (NaN, Infinity) and numbers beyond a double. Raises ValueError."""
+    """JSON that can be rendered, recorded and written again. Raises ValueError.
+
+    At most 64 levels deep, no half surrogate pairs, none of Python's extensions (NaN, Infinity), no number beyond a double.
+    """
     try:
         value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except RecursionError:

@@ -192,7 +192,7 @@ class Session:
         self.touched_at = now
 
     def record(self, now: float) -> bytes:
-        """Close the session and return all of it, an ``AttemptRecord`` as JSON (a fifth of the object's memory); the same answer each time.
+        """Close the session and return all of it, an ``AttemptRecord`` as JSON; the same answer each time.
 
         Raises DataError when it is not complete.
         """
@@ -203,7 +203,7 @@ class Session:
                 raise DataError("calls_running", f"attempt {self.attempt_id} has {self.running} model calls under way")
             self._record = self._build().model_dump_json().encode()
             self.touched_at = now
-            # The record is all that is asked for from here on.
+            # The record is all that is asked for from here on; as objects it would be three times as large.
             self._segments, self._calls, self._last_messages = [], [], []
         return self._record
 

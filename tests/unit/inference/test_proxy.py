@@ -450,7 +450,11 @@ def test_segments_say_why_they_were_opened() -> None:
 def called(arguments: str) -> dict[str, Any]:
     """A message of the assistant with one tool call, as a client sends it."""
     function = {"name": "bash", "arguments": arguments}
-    return {"role": "assistant", "content": None, "tool_calls": [{"id": "c0", "type": "function", "function": function}]}
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "c0", "type": "function", "function": function}],
+    }
 
 
 ODD_ARGUMENTS = {
