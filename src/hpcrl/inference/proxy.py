@@ -191,9 +191,9 @@ async def _nobody_there(request: Request, error: Exception) -> Response:
 
 async def _no_such_route(request: Request, error: Exception) -> Response:
     """Another path or method; ``error`` is starlette's."""
-    status = error.status_code if isinstance(error, HTTPException) else 404
+    status, headers = (error.status_code, error.headers) if isinstance(error, HTTPException) else (404, None)
     what = f"{request.method:.20} {request.url.path:.100} is not served; {_SERVED}"
-    return JSONResponse(error_body("unknown_route", what, status), status_code=status)
+    return JSONResponse(error_body("unknown_route", what, status), status_code=status, headers=headers)
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
