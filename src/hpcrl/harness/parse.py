@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 __all__ = ["Command", "NoCommand", "SeveralCommands", "parse_reply"]
 
-_FENCE = re.compile(r"^ {0,3}(`{3,})[ \t]*(.*?)[ \t]*$")
+_FENCE = re.compile(r"^ {0,3}(`{3,})(.*)$")  # blank space is stripped outside: a model may write any number of spaces
 _SHELLS = frozenset({"bash", "sh"})
 
 
@@ -66,7 +66,7 @@ def _shell_blocks(text: str) -> list[str]:
                 words = fence[2].split()
                 opened = len(fence[1]), bool(words) and words[0].lower() in _SHELLS
                 lines = []
-        elif fence and len(fence[1]) >= opened[0] and not fence[2]:
+        elif fence and len(fence[1]) >= opened[0] and not fence[2].strip(" \t"):
             if opened[1]:
                 blocks.append("\n".join(lines).strip())
             opened = None

@@ -106,10 +106,20 @@ def _arguments(tool: _Tool, call: ToolCall) -> tuple[dict[str, str], str]:
             return {}, f"the argument {name!r} of {call.name} must be text."
         if "\0" in given[name]:
             return {}, f"the argument {name!r} of {call.name} holds a NUL character."
+        if not _is_unicode(given[name]):
+            return {}, f"the argument {name!r} of {call.name} holds half of a surrogate pair, which is no character."
     unknown = [name for name in given if name not in tool.arguments]
     if unknown:
         return {}, f"{call.name} has no argument {unknown[0]!r:.100}; it takes {', '.join(tool.arguments)}."
     return given, ""
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 TOOLS = Agent(decide, tuple(tool.schema(name) for name, tool in _TOOLS.items()))

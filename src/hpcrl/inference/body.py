@@ -12,7 +12,6 @@ from hpcrl.inference.messages import strict_json
 __all__ = ["bearer", "idempotency_key", "read_body", "read_json"]
 
 _MAX_BYTES = 16 << 20
-_MAX_DEPTH = 64
 _MAX_KEY = 255
 
 
@@ -27,39 +26,11 @@ async def read_body(request: Request) -> bytes:
 
 
 def read_json(body: bytes) -> Any:
-    """The body as JSON that can be processed: at most 64 levels deep, text without half surrogate pairs."""
+    """The body as JSON that can be processed (``strict_json``)."""
     try:
-        value = strict_json(body)
+        return strict_json(body)
     except ValueError as error:  # also UnicodeDecodeError
-        raise ApiError(400, "invalid_request", f"the body is not JSON: {error!s:.300}") from error
-    if b"\\u" in body or b"\xed" in body or body.count(b"[") + body.count(b"{") > _MAX_DEPTH:
-        _check(value)
-    return value
-
-
-def _check(value: Any) -> None:
-    level, depth = [value], 0
-    while level:
-        depth += 1
-        if depth > _MAX_DEPTH:
-            raise ApiError(400, "invalid_request", f"the body is nested more than {_MAX_DEPTH} levels deep")
-        below: list[Any] = []
-        for item in level:
-            if isinstance(item, dict):
-                below += item.keys()
-                below += item.values()
-            elif isinstance(item, list):
-                below += item
-            elif isinstance(item, str) and not item.isascii():
-                _check_text(item)
-        level = below
-
-
-def _check_text(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ApiError(400, "invalid_request", "a text holds half of a surrogate pair: it is not Unicode") from error
+        raise ApiError(400, "invalid_request", f"the body is not JSON that can be read: {error!s:.300}") from error
 
 
 def bearer(request: Request) -> str:

@@ -21,7 +21,7 @@ from hpcrl.errors import DataError, InfraError
 from hpcrl.inference.answers import Answer, ApiError
 from hpcrl.inference.command import SERVED_MODEL
 from hpcrl.inference.landings import Landings
-from hpcrl.inference.messages import canonical_call
+from hpcrl.inference.messages import canonical_call, size
 from hpcrl.inference.openai import ChatRequest, CompletionRequest
 from hpcrl.inference.recorder import RECORD_KEPT_S, Call, Recorder, Sampled, Session
 from hpcrl.inference.supervisor import Generated
@@ -30,14 +30,14 @@ from hpcrl.inference.toolcalls import Parsed, family_of, parse_reply
 from hpcrl.protocol.clip import within
 from hpcrl.protocol.keys import AttemptKey
 from hpcrl.protocol.messages import Sampling
-from hpcrl.protocol.record import AttemptRecord, Ending
+from hpcrl.protocol.record import Ending
 
 __all__ = ["Arrived", "Calls", "Engine", "ReplyTokenizer", "Stats"]
 
 _SETTLE_S = 2.0
-_ENDINGS: dict[str, Ending] = {"stop": "stop", "length": "length", "abort": "abort"}
+_ENDINGS: dict[str, Ending] = {"stop": "stop", "length": "length"}
 _CHARS_PER_TOKEN = 64
-"""No text of so many characters per token of context can fit: it is not tokenised to find that out."""
+"""No request of so many characters per token of context can fit: it is neither rendered nor tokenised to find that out."""
 
 Asked = ChatRequest | CompletionRequest
 
@@ -100,6 +100,8 @@ class _Wanted:
     messages: Messages
     tools: Tools | None
     role: str
+    hopeless: bool
+    """Far too long for the context, in whatever part."""
 
 
 class Calls:
@@ -145,7 +147,7 @@ class Calls:
                 "model_not_found",
                 f"model {asked.model!r:.100} is not served; this run's model is {SERVED_MODEL!r}",
             )
-        wanted = self._wanted(asked)
+        wanted = self._wanted(arrived)
         session = self._recorder.session(arrived.key.attempt_id, began_at)
         self.stats.requests += 1
         return await self._landings.land(
@@ -156,14 +158,14 @@ class Calls:
             arrived.gone(),
         )
 
-    async def record(self, attempt_id: str) -> AttemptRecord:
-        """End the attempt and give its record. Raises ApiError(404), DataError."""
+    async def record(self, attempt_id: str) -> bytes:
+        """End the attempt and give its record, an ``AttemptRecord`` as JSON. Raises ApiError(404), DataError."""
         session = self._recorder.find(attempt_id)
         if session is None:
             raise ApiError(
                 404,
                 "unknown_attempt",
-                f"replica {self._replica_id} has no record of attempt {attempt_id}: it made no "
+                f"replica {self._replica_id} has no record of attempt {attempt_id:.200}: it made no "
                 "call here, or the replica was restarted",
             )
         await self._settle(session)
@@ -171,18 +173,23 @@ class Calls:
 
     async def cancel(self, attempt_id: str) -> None:
         """End an attempt that is not wanted any more: what it generates is dropped, further calls are refused."""
+        if self._recorder.is_over(attempt_id):
+            return
         session = self._recorder.session(attempt_id, self._clock.now())
         session.cancel(self._clock.now())
         await self._settle(session)
 
-    def _wanted(self, asked: Asked) -> _Wanted:
+    def _wanted(self, arrived: Arrived) -> _Wanted:
+        asked, room = arrived.asked, _CHARS_PER_TOKEN * self._config.rollout.context_tokens
         if isinstance(asked, ChatRequest):
             messages = [self._within_budget(message) for message in asked.messages]
-            return _Wanted(asked, self._dialogue, messages, asked.tools, "assistant")
+            hopeless = len(arrived.body) > room and size([messages, asked.tools]) > room
+            return _Wanted(asked, self._dialogue, messages, asked.tools, "assistant", hopeless)
         ids = None if isinstance(asked.prompt, str) else asked.prompt
         text = asked.prompt if isinstance(asked.prompt, str) else self._decode(asked.prompt)
         prompts = PlainText(self._tokenizer, self._tokenizer.end_ids, ids)
-        return _Wanted(asked, prompts, [{"role": "prompt", "content": text}], None, "completion")
+        messages = [{"role": "prompt", "content": text}]
+        return _Wanted(asked, prompts, messages, None, "completion", len(text) > room)
 
     async def _counted(self, session: Session, key: AttemptKey, wanted: _Wanted, began_at: float) -> Answer:
         attempt_id = key.attempt_id
@@ -206,9 +213,9 @@ class Calls:
             raise
         version = self._version_for(key)
         context_tokens = self._config.rollout.context_tokens
-        if sum(len(message["content"]) for message in wanted.messages) > _CHARS_PER_TOKEN * context_tokens:
+        if wanted.hopeless:
             self._note(session, asked.sampling, "truncated", began_at)
-            raise _no_room("the messages are far too long", context_tokens)
+            raise _no_room("the request is far too long", context_tokens)
         call = session.begin(
             wanted.prompts, wanted.messages, asked.sampling, self._clock.now(), began_at, wanted.tools, wanted.role
         )
@@ -226,7 +233,7 @@ class Calls:
             self._count(call)
 
     async def _serve(self, session: Session, call: Call, asked: Asked, key: AttemptKey, version: str) -> Answer:
-        context_tokens, prompt = self._config.rollout.context_tokens, len(call.prompt.token_ids)
+        context_tokens, prompt = self._config.rollout.context_tokens, call.prompt_tokens
         room = context_tokens - prompt
         if room < 1:
             self._fail(session, call, "truncated")
@@ -245,11 +252,13 @@ class Calls:
         finally:
             self.generating -= 1
             call.generated_at = self._clock.now()
-        if generated.finish_reason not in ("stop", "length"):
-            self._fail(session, call, _ENDINGS.get(generated.finish_reason, "error"))
+        if generated.finish_reason == "abort":
+            self._fail(session, call, "abort")
             raise ApiError(
                 409, "stale_version", "the generation was aborted because the replica changes its policy version"
             )
+        if generated.finish_reason not in _ENDINGS:
+            raise InfraError("engine_failed", f"vLLM ended the generation with {generated.finish_reason!r:.100}")
         refusal = _refusal(key, generated)
         if refusal is not None:
             self._fail(session, call, "abort")
@@ -271,8 +280,9 @@ class Calls:
         now = self._clock.now()
         record = Sampled(ids, generated.logprobs, spans, parsed.content, calls, parsed.calls, sampled, generated.times)
         session.finish(call, record, ending, now)
-        prompt = len(call.prompt.token_ids)
-        return Answer(call.request_id, SERVED_MODEL, parsed.content, ending, prompt, len(ids), now, parsed.calls)
+        return Answer(
+            call.request_id, SERVED_MODEL, parsed.content, ending, call.prompt_tokens, len(ids), now, parsed.calls
+        )
 
     def _version_for(self, key: AttemptKey) -> str:
         version = self._engine.version_for(key)
@@ -306,7 +316,9 @@ class Calls:
                 "invalid_value",
                 f"prompt holds {highest}, but the model's ids end at {self._tokenizer.vocabulary - 1}",
             )
-        return self._tokenizer.decode(token_ids)
+        return self._tokenizer.decode(
+            token_ids[: self._config.rollout.context_tokens]
+        )  # more of them are refused later
 
     def _fail(self, session: Session, call: Call, ending: Ending) -> None:
         """End a call that has not ended yet."""
@@ -320,7 +332,7 @@ class Calls:
     def _count(self, call: Call) -> None:
         stats = self.stats
         stats.endings[call.ending or "error"] += 1
-        stats.tokens_prompt += len(call.prompt.token_ids)
+        stats.tokens_prompt += call.prompt_tokens
         stats.tokens_generated += call.end - call.start
 
 

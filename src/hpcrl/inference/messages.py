@@ -7,27 +7,83 @@ expect those) where they are JSON. What is not understood is refused by name.
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from hpcrl.inference.answers import ApiError
 
-__all__ = ["canonical_call", "parse_messages", "parse_tools", "strict_json"]
+__all__ = ["canonical_call", "parse_messages", "parse_tools", "size", "strict_json"]
 
 _ROLES = ("system", "user", "assistant", "tool", "developer")
 _MESSAGE_KEYS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"})
 _MAX_TOOLS = 128
+_MAX_DEPTH = 64
 
 
 def strict_json(text: str | bytes) -> Any:
-    """JSON without Python's extensions (NaN, Infinity), of a depth that can be walked. Raises ValueError."""
+    """JSON that can be rendered, recorded and written again. Raises ValueError.
+
+    At most 64 levels deep, no half surrogate pairs, none of Python's extensions (NaN, Infinity), no number beyond a double.
+    """
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise ValueError(f"it is nested more than {_MAX_DEPTH} levels deep") from None
+    if _may_be_odd(text):
+        _check(value)
+    return value
+
+
+def size(value: Any) -> int:
+    """Characters of all texts in a JSON value, and 1 for anything else in it."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return 1 + sum(len(name) + size(part) for name, part in value.items())
+    return 1 + sum(map(size, value)) if isinstance(value, list) else 1
 
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text:.40} is beyond what a number can be")
+    return value
+
+
+def _may_be_odd(text: str | bytes) -> bool:
+    """Whether the value must be walked to be sure of it."""
+    if isinstance(text, bytes):
+        return b"\\u" in text or b"\xed" in text or text.count(b"[") + text.count(b"{") > _MAX_DEPTH
+    return "\\u" in text or text.count("[") + text.count("{") > _MAX_DEPTH
+
+
+def _check(value: Any) -> None:
+    level, depth = [value], 0
+    while level:
+        depth += 1
+        if depth > _MAX_DEPTH:
+            raise ValueError(f"it is nested more than {_MAX_DEPTH} levels deep")
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                below += item.keys()
+                below += item.values()
+            elif isinstance(item, list):
+                below += item
+            elif isinstance(item, str) and not item.isascii():
+                _check_text(item)
+        level = below
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("a text holds half of a surrogate pair: it is not Unicode") from None
 
 
 def parse_messages(value: Any) -> list[dict[str, Any]]:
@@ -57,7 +113,7 @@ def _message(place: str, message: Any) -> dict[str, Any]:
     kept = {name: part for name, part in message.items() if part is not None and part != []}
     unknown = set(kept) - _MESSAGE_KEYS
     if unknown:
-        raise ApiError(400, "unknown_parameter", f"{place}.{min(unknown)} is not supported")
+        raise ApiError(400, "unknown_parameter", f"{place}.{min(unknown):.100} is not supported")
     for name in ("name", "tool_call_id", "reasoning_content"):
         if not isinstance(kept.get(name, ""), str):
             raise ApiError(400, "invalid_value", f"{place}.{name} must be text")
@@ -123,4 +179,6 @@ def _tool(place: str, tool: Any) -> dict[str, Any]:
             400, "unsupported_value", f"{place}.function.strict is not supported: sampling is not constrained"
         )
     kept = {name: part for name, part in function.items() if part is not None and name != "strict"}
-    return {"type": "function", "function": {"description": "", "parameters": {"type": "object"}, **kept}}
+    # Templates write a tool as it stands here: in the order that models were shown.
+    ordered = {"name": "", "description": "", "parameters": {"type": "object"}}
+    return {"type": "function", "function": ordered | kept}

@@ -149,7 +149,8 @@ def _include_usage(options: Any, stream: bool) -> bool:
 
 
 def _check_temperature(given: Any, configured: float) -> None:
-    if given is not None and (not _is_number(given) or not abs(given - configured) <= 1e-9):
+    # Bounds first: an integer of JSON may be beyond what can be subtracted from.
+    if given is not None and (not _is_number(given) or not -1e3 < given < 1e3 or abs(given - configured) > 1e-9):
         raise ApiError(
             400,
             "temperature_fixed",

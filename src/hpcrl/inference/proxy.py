@@ -24,6 +24,7 @@ from typing import Any
 
 from pydantic import ValidationError
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -52,6 +53,7 @@ from hpcrl.protocol.record import RecordRequest
 __all__ = ["Engine", "Proxy", "ReplyTokenizer", "Stats"]
 
 _CLIENT_CLOSED = 499
+_SERVED = "for a harness there are POST /v1/chat/completions, POST /v1/completions and GET /v1/models"
 
 
 class Proxy:
@@ -84,7 +86,11 @@ class Proxy:
                 Route("/side/record", self._record, methods=["POST"]),
                 Route("/health", self._health),
             ],
-            exception_handlers={HpcrlError: _answer_error, ClientDisconnect: _nobody_there},
+            exception_handlers={
+                HpcrlError: _answer_error,
+                ClientDisconnect: _nobody_there,
+                HTTPException: _no_such_route,
+            },
         )
 
     @property
@@ -152,7 +158,7 @@ class Proxy:
 
     async def _record(self, request: Request) -> Response:
         record = await self._calls.record(await self._side_request(request))
-        return Response(record.model_dump_json(), media_type="application/json")
+        return Response(record, media_type="application/json")
 
     # ------------------------------------------------------------ small parts
 
@@ -171,7 +177,7 @@ class Proxy:
         try:
             return RecordRequest.model_validate(read_json(await read_body(request))).attempt_id
         except ValidationError as error:
-            raise ApiError(400, "invalid_request", f"not a RecordRequest: {error}") from error
+            raise ApiError(400, "invalid_request", f"not a RecordRequest: {error!s:.300}") from error
 
 
 async def _disconnected(request: Request) -> None:
@@ -181,6 +187,13 @@ async def _disconnected(request: Request) -> None:
 
 async def _nobody_there(request: Request, error: Exception) -> Response:
     return Response(status_code=_CLIENT_CLOSED)
+
+
+async def _no_such_route(request: Request, error: Exception) -> Response:
+    """Another path or method; ``error`` is starlette's."""
+    status, headers = (error.status_code, error.headers) if isinstance(error, HTTPException) else (404, None)
+    what = f"{request.method:.20} {request.url.path:.100} is not served; {_SERVED}"
+    return JSONResponse(error_body("unknown_route", what, status), status_code=status, headers=headers)
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

@@ -26,6 +26,9 @@ RECORD_KEPT_S = 300.0
 """How long a taken record can be taken again."""
 _OPEN_CONTEXTS = 8
 """Contexts looked at for an extension, latest first."""
+_REMEMBERED = 20_000
+"""Released attempts that are still known to be over."""
+_NOTHING = Prompt([], [], "", False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +73,12 @@ class _Segment:
 
 @dataclass(slots=True)
 class Call:
-    """One running or finished request of a session."""
+    """One running or finished request of a session; ``messages`` and ``prompt`` are there while it runs: each is a whole dialogue."""
 
     request_id: str
     messages: Messages
     prompt: Prompt
+    prompt_tokens: int
     sampling: Sampling
     began_at: float
     generate_at: float
@@ -104,7 +108,7 @@ class Session:
         self._last_messages: Messages = []
         self._failure: DataError | None = None
         self._cancelled = False
-        self._record: AttemptRecord | None = None
+        self._record: bytes | None = None
 
     @property
     def closed(self) -> bool:
@@ -133,7 +137,8 @@ class Session:
         text = prompts.render(messages, tools)
         segment, prompt, opens = self._extension(prompts, messages, text, tools)
         segment.busy = True
-        call = Call(self._next_id(), messages, prompt, sampling, began_at, now, segment, opens, tools, role)
+        tokens = len(prompt.token_ids)
+        call = Call(self._next_id(), messages, prompt, tokens, sampling, began_at, now, segment, opens, tools, role)
         self._calls.append(call)
         self.running += 1
         self.touched_at = now
@@ -142,7 +147,7 @@ class Session:
     def note(self, sampling: Sampling, ending: Ending, now: float, began_at: float) -> None:
         """Record a call that ended before it had a prompt. After the record was taken there is nothing to note."""
         if self._record is None:
-            empty = Call(self._next_id(), [], Prompt([], [], "", False), sampling, began_at, now, _Segment())
+            empty = Call(self._next_id(), [], _NOTHING, 0, sampling, began_at, now, _Segment())
             empty.ending, empty.ended_at = ending, now
             self._calls.append(empty)
             self.touched_at = now
@@ -154,18 +159,18 @@ class Session:
         except DataError as error:
             self.spoil(call, error, now)
             raise
+        segment, prompt, asked = call.segment, call.prompt, call.messages
         self.fail(call, ending, now)
-        segment = call.segment
         if not segment.token_ids:
             self._segments.append(segment)
-        segment.add_prompt(call.prompt.delta)
+        segment.add_prompt(prompt.delta)
         call.start, call.end = segment.add_sampled(sampled)
         call.called, call.times = sampled.called, sampled.times
         reply: dict[str, Any] = {"role": call.role, "content": sampled.reply}
         if sampled.tool_calls:
             reply["tool_calls"] = sampled.tool_calls
-        messages = [*call.messages, reply]
-        segment.context = Context(segment.token_ids, call.prompt.text, messages, call.tools, sampled.text)
+        messages = [*asked, reply]
+        segment.context = Context(segment.token_ids, prompt.text, messages, call.tools, sampled.text)
         self._last_messages = messages
 
     def spoil(self, call: Call, error: DataError, now: float) -> None:
@@ -177,6 +182,7 @@ class Session:
         """End a call that adds no tokens."""
         self.running -= 1
         call.ending, call.ended_at = ending, now
+        call.messages, call.prompt = [], _NOTHING
         call.segment.busy = False
         self.touched_at = now
 
@@ -185,16 +191,19 @@ class Session:
         self._cancelled = True
         self.touched_at = now
 
-    def record(self, now: float) -> AttemptRecord:
-        """Close the session and return all of it; the same answer each time. Raises DataError when it is not complete."""
+    def record(self, now: float) -> bytes:
+        """Close the session and return all of it, an ``AttemptRecord`` as JSON; the same answer each time.
+
+        Raises DataError when it is not complete.
+        """
         if self._failure is not None:
             raise self._failure
         if self._record is None:
             if self.running:
                 raise DataError("calls_running", f"attempt {self.attempt_id} has {self.running} model calls under way")
-            self._record = self._build()
+            self._record = self._build().model_dump_json().encode()
             self.touched_at = now
-            # The record is all that is asked for from here on; each call holds its whole prompt.
+            # The record is all that is asked for from here on; as objects it would be three times as large.
             self._segments, self._calls, self._last_messages = [], [], []
         return self._record
 
@@ -250,7 +259,7 @@ class Session:
         return RequestRecord(
             request_id=call.request_id,
             segment=index,
-            prompt_tokens=len(call.prompt.token_ids),
+            prompt_tokens=call.prompt_tokens,
             start=offset + call.start,
             end=offset + call.end,
             ending=call.ending or "error",
@@ -271,15 +280,18 @@ class Recorder:
         self._keep_s = keep_s
         self._idle_s = idle_s
         self._sessions: dict[str, Session] = {}
+        self._over: dict[str, None] = {}
         self._released_at = -math.inf
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     def session(self, attempt_id: str, now: float) -> Session:
-        """The attempt's session, opened at its first call."""
+        """The attempt's session, opened at its first call. Raises InfraError("attempt_closed") when it was released."""
         found = self._sessions.get(attempt_id)
         if found is None:
+            if self.is_over(attempt_id):
+                raise InfraError("attempt_closed", f"attempt {attempt_id} is over since long")
             self._release(now)
             found = self._sessions[attempt_id] = Session(attempt_id, now)
         return found
@@ -287,6 +299,10 @@ class Recorder:
     def find(self, attempt_id: str) -> Session | None:
         """The attempt's session, or None when it never called, or was released."""
         return self._sessions.get(attempt_id)
+
+    def is_over(self, attempt_id: str) -> bool:
+        """Whether the attempt had a session that was released."""
+        return attempt_id in self._over
 
     def _release(self, now: float) -> None:
         if now - self._released_at < self._keep_s / 10:
@@ -296,6 +312,9 @@ class Recorder:
             limit = self._keep_s if session.closed else self._idle_s
             if not session.running and now - session.touched_at > limit:
                 del self._sessions[attempt_id]
+                self._over[attempt_id] = None
+        for attempt_id in list(self._over)[: max(0, len(self._over) - _REMEMBERED)]:
+            del self._over[attempt_id]
 
 
 def _check(sampled: Sampled) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ class HFTokenizer:
         chat_template = self._tokenizer.chat_template
         named = chat_template if isinstance(chat_template, dict) else {"default": chat_template}
         self.template = "\n".join(named.values())
-        self.vocabulary = len(self._tokenizer)
+        self.vocabulary = min(len(self._tokenizer), _embedded(model))
         # The Rust tokenizer itself: a tenth of the wrapper's time per call.
         self._fast = getattr(self._tokenizer, "backend_tokenizer", None)
         if self._fast is not None:
@@ -66,6 +67,15 @@ class HFTokenizer:
         if self._fast is not None:
             return self._fast.decode(token_ids, skip_special_tokens=True)
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+def _embedded(model: Path) -> int:
+    """How many ids the model of config.json knows; a tokenizer may have more, or fewer."""
+    try:
+        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return sys.maxsize
+    return config.get("vocab_size") or config.get("text_config", {}).get("vocab_size") or sys.maxsize
 
 
 def end_token_ids(model: Path, eos_token_id: int | None) -> frozenset[int]:

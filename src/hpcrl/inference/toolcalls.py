@@ -28,7 +28,8 @@ __all__ = ["FAMILIES", "Parsed", "family_of", "parse_reply"]
 _THOUGHT_END = "</think>"
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
 _MISTRAL = "[TOOL_CALLS]"
-_MISTRAL_ARGS = re.compile(r"\s*([^\s\[{]+)\s*(?:\[CALL_ID\][^\[]*)?(?:\[ARGS\])?\s*(?=\{)")
+# Possessive throughout: a model may write any number of spaces, and no part could give back what another one takes.
+_MISTRAL_ARGS = re.compile(r"\s*+([^\s\[{]++)\s*+(?:\[CALL_ID\][^\[{]*+)?+(?:\[ARGS\])?+\s*+(?=\{)")
 _MISTRAL_ID = re.compile(r"[A-Za-z0-9]{9}")
 _DECODER = json.JSONDecoder()
 

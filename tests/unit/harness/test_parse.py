@@ -31,6 +31,8 @@ from hpcrl.harness.parse import Command, NoCommand, SeveralCommands, parse_reply
         ("use ```bash\nls\n```", NoCommand()),
         ("```bash\nls\n```\n```bash\npwd\n```", SeveralCommands(2)),
         ("```bash\nls\n```\n```bash\npwd\n", Command("ls")),
+        (f"```bash{' ' * 300_000}x\nls\n```{' ' * 300_000}", Command("ls")),
+        (f"```bash\nls\n```{' ' * 300_000}x", NoCommand()),
     ],
 )
 def test_parse(reply: str, expected: object) -> None:

@@ -79,6 +79,7 @@ def test_parallel_calls_are_run_in_order_and_answered_one_by_one() -> None:
         (call("bash", {"command": 3}), "must be text"),
         (call("bash", {"command": "a", "timeout": 3}), "no argument 'timeout'"),
         (call("write_file", {"path": "a", "content": "\0"}), "NUL"),
+        (call("bash", {"command": "\ud800"}), "half of a surrogate pair"),
     ],
 )
 def test_a_call_that_cannot_be_run_is_answered_readably(made: ToolCall, says: str) -> None:

@@ -54,6 +54,9 @@ TEXTS = [
     "<|im_end|>",
     "<tool_call>{",
     "é🙂",
+    '{"a": "\\ud800"}',
+    '{"a": 1e999}',
+    '{"a": ' + "[" * 200 + "]" * 200 + "}",
 ]
 
 
@@ -72,6 +75,8 @@ class Hostile:
             return {name: self.value(depth + 1) for name in names}
         if pick < 0.75:
             return self.random.choice(TEXTS)
+        if depth and pick < 0.8:
+            return [self.call()]
         return self.random.choice(
             [
                 None,
@@ -81,6 +86,7 @@ class Hostile:
                 1,
                 -1,
                 1 << 70,
+                10**400,
                 0.7,
                 1e308,
                 float("nan"),
@@ -90,10 +96,17 @@ class Hostile:
             ]
         )
 
+    def call(self) -> Any:
+        """A tool call, nearly right: what stands in its arguments is JSON within JSON."""
+        function = {"name": "f", "arguments": self.random.choice(TEXTS)}
+        return {"id": "c", "type": "function", "function": function}
+
     def message(self) -> Any:
         message = {"role": self.random.choice(["user", "assistant", "tool", "system"]), "content": "hi"}
         if self.random.random() < 0.5:
             message[self.random.choice(INSIDE)] = self.value()
+        if self.random.random() < 0.1:
+            message = {"role": "assistant", "content": "hi", "tool_calls": [self.call()]}
         return message
 
     def body(self) -> bytes:

@@ -70,6 +70,14 @@ def test_what_is_not_understood_is_refused_by_name(more: dict[str, Any], code: s
     assert names in str(caught.value)
 
 
+def test_numbers_of_any_size_are_refused_or_bounded() -> None:
+    huge = 10**400
+    for name in ("temperature", "top_p", "seed", "n"):
+        with pytest.raises(ApiError, match=name):
+            parse_chat(body(**{name: huge}), ROLLOUT)
+    assert parse_chat(body(max_tokens=huge), ROLLOUT).sampling.max_tokens == ROLLOUT.max_tokens
+
+
 def test_absent_parameters_may_be_null() -> None:
     assert parse_chat(body(tools=None, temperature=None, stop=None, seed=None), ROLLOUT).messages == [USER]
 

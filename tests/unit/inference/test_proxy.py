@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
+import pytest
 from toy import END, ToyTokenizer
 
 from hpcrl.config.schema import RunConfig
 from hpcrl.config.sections import ModelSection, RolloutSection, TasksSection
 from hpcrl.errors import DataError, InfraError
+from hpcrl.inference.messages import parse_tools
 from hpcrl.inference.proxy import Proxy
 from hpcrl.inference.supervisor import Generated, TokenSpan
 from hpcrl.protocol.keys import AttemptKey, Pin, records_key, sign_attempt_key
@@ -215,6 +218,8 @@ def test_endings_of_failed_calls() -> None:
     async def scenario(b: Bench) -> None:
         b.engine.finish_reason = "abort"
         assert code(await b.chat([USER])) == (409, "stale_version")
+        b.engine.finish_reason = "error"
+        assert code(await b.chat([USER])) == (503, "engine_failed")
         b.engine.error = InfraError("generation_timeout", "slow")
         assert code(await b.chat([USER])) == (503, "generation_timeout")
         b.engine.error = InfraError("engine_unreachable", "dead")
@@ -222,7 +227,7 @@ def test_endings_of_failed_calls() -> None:
         b.engine.error = InfraError("queue_timeout", "flip")
         assert code(await b.chat([USER])) == (503, "queue_timeout")
         record = AttemptRecord.model_validate((await b.fetch()).json())
-        assert [r.ending for r in record.requests] == ["abort", "generation_timeout", "error", "queue_timeout"]
+        assert [r.ending for r in record.requests] == ["abort", "error", "generation_timeout", "error", "queue_timeout"]
 
     bench(scenario)
 
@@ -266,6 +271,21 @@ def test_keys() -> None:
         assert code(await b.client.post("/side/record", json={"attempt_id": "a0"})) == (401, "bad_key")
         assert code(await b.fetch("never")) == (404, "unknown_attempt")
         assert (await b.client.get("/health")).json() == {"status": "serving", "version": "0.1"}
+
+    bench(scenario)
+
+
+def test_other_paths_and_methods_are_told_what_there_is() -> None:
+    async def scenario(b: Bench) -> None:
+        for method, path, status in (
+            ("POST", "/v1/responses", 404),
+            ("POST", "/chat/completions", 404),
+            ("GET", "/v1/completions", 405),
+        ):
+            answer = await b.client.request(method, path)
+            assert code(answer) == (status, "unknown_route")
+            message = answer.json()["error"]["message"]
+            assert f"{method} {path} is not served" in message and "POST /v1/chat/completions" in message
 
     bench(scenario)
 
@@ -425,3 +445,93 @@ def test_segments_say_why_they_were_opened() -> None:
         assert [request.opens for request in (await b.record()).requests] == ["first", "template", "history"]
 
     bench(scenario)
+
+
+def called(arguments: str) -> dict[str, Any]:
+    """A message of the assistant with one tool call, as a client sends it."""
+    function = {"name": "bash", "arguments": arguments}
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "c0", "type": "function", "function": function}],
+    }
+
+
+ODD_ARGUMENTS = {
+    "half a surrogate pair": '{"command": "\\ud800"}',
+    "deep": '{"command": ' + "[" * 300 + "]" * 300 + "}",
+    "beyond a double": '{"command": 1e999}',
+    "long number": '{"command": ' + "9" * 4200 + "}",
+}
+
+
+@pytest.mark.parametrize("arguments", ODD_ARGUMENTS.values(), ids=ODD_ARGUMENTS)
+def test_odd_arguments_of_tool_calls_harm_nobody(arguments: str) -> None:
+    """Written by the model, then sent back as text within a JSON body, where no check of the body sees it."""
+
+    async def scenario(b: Bench) -> None:
+        b.says(f'<tool_call>{{"name": "bash", "arguments": {arguments}}}</tool_call>')
+        choice = (await b.chat([USER], tools=[TOOL])).json()["choices"][0]
+        assert choice["finish_reason"] == "tool_calls"
+        result = {"role": "tool", "tool_call_id": choice["message"]["tool_calls"][0]["id"], "content": "no"}
+        b.says("done")
+        assert (await b.chat([USER, choice["message"], result], tools=[TOOL])).status_code == 200
+        assert (await b.chat([USER, called(arguments), result], tools=[TOOL])).status_code == 200
+        record = await b.record()
+        assert [request.opens for request in record.requests] == ["first", None, "history"]
+
+    roomy = ROOMY.model_copy(update={"rollout": ROOMY.rollout.model_copy(update={"context_tokens": 20_000})})
+    bench(scenario, roomy)
+
+
+def test_what_is_far_too_long_is_not_even_rendered() -> None:
+    """Wherever the length is: texts, calls, tools, or the number of messages."""
+
+    async def scenario(b: Bench) -> None:
+        tokenizer = b.proxy._calls._dialogue._tokenizer
+        before, long = tokenizer.renders, "x" * 50_000  # type: ignore[attr-defined]
+        tool = {"type": "function", "function": {"name": "f", "description": long}}
+        many = [{"role": "user", "content": ""}] * 5000
+        requests: list[tuple[list[dict[str, Any]], dict[str, Any]]] = [
+            ([{"role": "user", "content": long}], {}),
+            ([USER, called(json.dumps({"command": long}))], {}),
+            ([USER, {"role": "assistant", "content": "", "reasoning_content": long}], {}),
+            ([USER], {"tools": [tool]}),
+            (many, {}),
+        ]
+        for messages, more in requests:
+            assert code(await b.chat(messages, **more)) == (400, "context_length_exceeded")
+        assert tokenizer.renders == before  # type: ignore[attr-defined]
+        assert code(await b.post("completions", {"prompt": [65] * 50_000})) == (400, "context_length_exceeded")
+        assert (await b.chat([USER])).status_code == 200
+        # A tool's result is cut before that: it does fit.
+        result = {"role": "tool", "tool_call_id": "c0", "content": "y" * 100_000}
+        assert (await b.chat([USER, called("{}"), result])).status_code == 200
+        assert [r.ending for r in (await b.record()).requests] == ["truncated"] * 6 + ["stop"] * 2
+
+    sandbox = CONFIG.sandbox.model_copy(update={"output_bytes": 10})
+    rollout = CONFIG.rollout.model_copy(update={"context_tokens": 500})
+    bench(scenario, CONFIG.model_copy(update={"sandbox": sandbox, "rollout": rollout}))
+
+
+def test_a_released_attempt_is_refused() -> None:
+    """A zombie that calls long after its record was taken generates nothing."""
+
+    async def scenario(b: Bench) -> None:
+        await b.chat([USER])
+        await b.record()
+        b.proxy._calls._recorder._keep_s = -1.0  # all that was taken is released at the next attempt's first call
+        await b.chat([USER], attempt="other")
+        asked = len(b.engine.asked)
+        assert code(await b.fetch()) == (404, "unknown_attempt")
+        assert code(await b.chat([USER])) == (409, "attempt_closed")
+        await b.proxy.cancel("a0")
+        assert len(b.engine.asked) == asked
+
+    bench(scenario)
+
+
+def test_tools_are_rendered_in_the_order_that_models_were_shown() -> None:
+    given = {"type": "function", "function": {"parameters": {"type": "object"}, "description": "d", "name": "f"}}
+    (tool,) = parse_tools([given]) or []
+    assert list(tool["function"]) == ["name", "description", "parameters"] and tool["function"]["name"] == "f"

@@ -10,6 +10,7 @@ from hpcrl.errors import DataError, InfraError
 from hpcrl.inference.recorder import Call, Recorder, Sampled, Session
 from hpcrl.inference.tokens import Dialogue
 from hpcrl.protocol.messages import Sampling
+from hpcrl.protocol.record import AttemptRecord
 
 
 class Talk:
@@ -27,8 +28,12 @@ class Talk:
     def end(self, call: Call, reply: str) -> list[dict[str, Any]]:
         ids = [*map(ord, reply), END]
         sampled = Sampled(ids, [-0.5] * len(ids), [(0, len(ids), "0.1")], reply)
+        asked = call.messages
         self.session.finish(call, sampled, "stop", now=5.0)
-        return [*call.messages, {"role": "assistant", "content": reply}]
+        return [*asked, {"role": "assistant", "content": reply}]
+
+    def record(self) -> AttemptRecord:
+        return AttemptRecord.model_validate_json(self.session.record(9.0))
 
 
 def user(text: str) -> dict[str, Any]:
@@ -39,7 +44,7 @@ def test_two_turns_are_one_segment_with_only_sampled_tokens_in_the_mask() -> Non
     talk = Talk()
     first = talk.end(talk.begin([user("q")]), "ab")
     talk.end(talk.begin([*first, user("r")]), "c")
-    record = talk.session.record(9.0)
+    record = talk.record()
     assert record.segments == [0]
     assert len(record.token_ids) == len(record.logprobs) == len(record.loss_mask)
     assert [(r.start, r.end) for r in record.requests] == [(s.start, s.end) for s in record.version_spans]
@@ -57,7 +62,7 @@ def test_edited_history_begins_a_segment() -> None:
     talk = Talk()
     talk.end(talk.begin([user("q")]), "ab")
     talk.end(talk.begin([user("summary")]), "c")
-    record = talk.session.record(9.0)
+    record = talk.record()
     assert len(record.segments) == 2
     assert record.token_ids[record.segments[1] :][:1] == talk.tokenizer.encode("<|im_start|>")
     assert [request.segment for request in record.requests] == [0, 1]
@@ -70,7 +75,7 @@ def test_interleaved_contexts_both_extend() -> None:
     sub = talk.end(talk.begin([user("sub")]), "s")
     talk.end(talk.begin([*main, user("more")]), "n")
     talk.end(talk.begin([*sub, user("more")]), "t")
-    record = talk.session.record(9.0)
+    record = talk.record()
     assert len(record.segments) == 2
     assert [request.segment for request in record.requests] == [0, 1, 0, 1]
     for request in record.requests:
@@ -86,7 +91,7 @@ def test_parallel_calls_on_one_context_do_not_mix() -> None:
     assert not two.prompt.extends
     talk.end(two, "x")
     talk.end(one, "y")
-    record = talk.session.record(9.0)
+    record = talk.record()
     assert len(record.segments) == 2
     assert sum(record.loss_mask) == 3 + 2 + 2
 
@@ -99,7 +104,7 @@ def test_a_failed_call_adds_no_tokens_and_the_context_goes_on() -> None:
     again = talk.begin([*first, user("r")])
     assert again.prompt.extends
     talk.end(again, "c")
-    record = talk.session.record(9.0)
+    record = talk.record()
     assert [request.ending for request in record.requests] == ["stop", "client_cancelled", "stop"]
     assert record.requests[1].start == record.requests[1].end
     assert sum(record.loss_mask) == 5
@@ -108,7 +113,7 @@ def test_a_failed_call_adds_no_tokens_and_the_context_goes_on() -> None:
 def test_only_failed_calls_give_an_empty_record() -> None:
     talk = Talk()
     talk.session.fail(talk.begin([user("q")]), "error", now=4.0)
-    record = talk.session.record(9.0)
+    record = talk.record()
     assert (record.token_ids, record.segments, record.messages) == ([], [], [])
     assert record.requests[0].segment == 0
 
@@ -134,7 +139,7 @@ def test_inconsistent_samples_spoil_the_record(sampled: Sampled) -> None:
 def test_the_record_closes_the_session_and_repeats() -> None:
     talk = Talk()
     talk.end(talk.begin([user("q")]), "ab")
-    assert talk.session.record(9.0) is talk.session.record(10.0)
+    assert talk.session.record(9.0) == talk.session.record(10.0)
     with pytest.raises(InfraError, match="attempt_closed"):
         talk.begin([user("again")])
 
@@ -158,3 +163,28 @@ def test_sessions_are_released() -> None:
     recorder.session("newer", 101.0)
     assert recorder.find("idle") is None
     assert len(recorder) == 2
+
+
+def test_a_released_attempt_stays_over() -> None:
+    recorder = Recorder(keep_s=10.0, idle_s=100.0)
+    recorder.session("closed", 0.0).record(0.0)
+    recorder.session("other", 50.0)
+    assert recorder.is_over("closed") and not recorder.is_over("other")
+    with pytest.raises(InfraError, match="attempt_closed"):
+        recorder.session("closed", 51.0)
+
+
+def test_an_ended_call_holds_no_dialogue() -> None:
+    """Each call's prompt is its whole history: held to the attempt's end, memory would grow with the square of the turns."""
+    talk, messages = Talk(), [user("q")]
+    calls = []
+    for turn in range(20):
+        calls.append(talk.begin(messages))
+        messages = [*talk.end(calls[-1], "ab"), user("r")]
+        if turn == 9:
+            failed = talk.begin(messages)
+            talk.session.fail(failed, "error", now=4.0)
+            calls.append(failed)
+    assert all(not call.messages and not call.prompt.token_ids and not call.prompt.text for call in calls)
+    assert [call.prompt_tokens for call in calls] == [request.prompt_tokens for request in talk.record().requests]
+    assert calls[-1].prompt_tokens > 300

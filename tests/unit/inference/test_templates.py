@@ -31,6 +31,7 @@ from hpcrl.inference.recorder import Sampled, Session
 from hpcrl.inference.tokens import ChatTokenizer, Dialogue
 from hpcrl.inference.toolcalls import Parsed, parse_reply
 from hpcrl.protocol.messages import Sampling
+from hpcrl.protocol.record import AttemptRecord
 from hpcrl.quickstart.smollm2 import CHAT_TEMPLATE
 
 DIALOGUES = 200
@@ -193,7 +194,8 @@ def converse(name: str, tokenizer: Any, seed: int, calls: bool) -> tuple[list[di
     expected: list[str | None] = ["first"]
     respaced_so_far = thought_dropped = False
     for turn in range(chance.randint(1, 6)):
-        call = session.begin(dialogue, messages, Sampling(), 0.0, 0.0, tools)
+        asked = messages
+        call = session.begin(dialogue, asked, Sampling(), 0.0, 0.0, tools)
         full = dialogue.render(messages, tools)
         if thought_dropped or turn == 0:
             respaced_so_far = False
@@ -219,11 +221,11 @@ def converse(name: str, tokenizer: Any, seed: int, calls: bool) -> tuple[list[di
             messages.append({"role": "user", "content": writer.text()})
         thought_dropped = rewrites(name, messages, tools, tokenizer, full)
         expected.append("template" if thought_dropped else None)
-    record = session.record(2.0)
+    record = AttemptRecord.model_validate_json(session.record(2.0))
     trained = [token for token, mask in zip(record.token_ids, record.loss_mask, strict=True) if mask]
     assert len(trained) == sum(request.end - request.start for request in record.requests)
     assert [request.opens for request in record.requests] == expected[: len(record.requests)]
-    return call.messages, tools, full
+    return asked, tools, full
 
 
 def rewrites(name: str, messages: list[dict[str, Any]], tools: Any, tokenizer: Any, before: str) -> bool:

@@ -100,3 +100,33 @@ def test_the_family_follows_from_the_template_or_the_configuration() -> None:
     assert family_of("mistral", "<tool_call>") == "mistral"
     with pytest.raises(ConfigError, match=r"model\.tool_calls"):
         family_of("other", "")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param('{"a": "\\ud800"}', id="half a surrogate pair"),
+        pytest.param('{"a": 1e999}', id="beyond a double"),
+        pytest.param('{"a": ' + "[" * 300 + "]" * 300 + "}", id="deep"),
+        pytest.param('{"a": ' + "9" * 5000 + "}", id="long number"),
+    ],
+)
+@pytest.mark.parametrize("family", ["hermes", "llama3", "mistral"])
+def test_what_could_not_be_written_again_is_malformed(family: str, arguments: str) -> None:
+    text = {
+        "hermes": f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>',
+        "llama3": f'{{"name": "f", "parameters": {arguments}}}',
+        "mistral": f'[TOOL_CALLS] [{{"name": "f", "arguments": {arguments}}}]',
+    }[family]
+    ((name, written),) = calls(family, text)
+    assert name == MALFORMED and arguments in written
+
+
+def test_many_spaces_are_read_in_no_time() -> None:
+    """Each would take minutes, were the time the square of their number."""
+    many = " " * 300_000
+    assert calls("mistral", f"[TOOL_CALLS]f{many}x") == [(MALFORMED, f"f{many}x")]
+    assert calls("mistral", f"[TOOL_CALLS]{many}f{many}" + '{"a": 1}') == [ONE]
+    assert calls("mistral", '[TOOL_CALLS]f[CALL_ID]123[ARGS]{"a": 1}') == [ONE]
+    assert calls("hermes", f"<tool_call>{many}x")[0][0] == MALFORMED
+    assert calls("llama3", f'{{"name": {many}')[0][0] == MALFORMED
