@@ -11,6 +11,7 @@ component or of all, after which the run is resumed. Each run must end with succ
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 import time
 from collections import Counter
@@ -27,6 +28,9 @@ __all__ = ["FAULTS", "Campaign"]
 
 STEPS = 10
 _LEFT_S = 30.0
+_NODE_BACK_S = 10
+"""A job that starts again within a second of its lost node's return can crash slurmctld (22.05.8: in build_job_info_resp, at the first
+srun)."""
 
 
 def _kill(*marks: str) -> Callable[[LifeJob, random.Random], LifeJob]:
@@ -56,7 +60,7 @@ def _node(component: int) -> Callable[[LifeJob, random.Random], LifeJob]:
         job.cluster.up()
         if job.over():
             return _resumed(job)
-        job.soon_again()
+        job.soon_again(after_s=_NODE_BACK_S)
         return job
 
     return fault
@@ -226,5 +230,16 @@ def main(domains: str, seed: int, wanted: int | None, minutes: float, root: Path
         campaign.go()
     finally:
         campaign.say()
+        if campaign.problems:
+            _keep_logs(cluster, root)
         cluster.cluster.down()
     return campaign.problems
+
+
+def _keep_logs(cluster: LifeCluster, root: Path) -> None:
+    """Slurm's word on what went wrong, which goes with the cluster."""
+    directory = cluster.cluster.directory
+    (root / "slurm").mkdir()
+    for log in (*directory.glob("slurmctld/slurmctld.*"), *directory.glob("nodes/*/slurmd.log")):
+        if log.is_file():
+            shutil.copy(log, root / "slurm" / f"{log.parent.name}-{log.name}")

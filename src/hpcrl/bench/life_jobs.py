@@ -194,11 +194,11 @@ class LifeJob:
         goal = self.steps() + count
         return self.until(lambda: self.steps() >= goal, f"step {goal}", **options)
 
-    def soon_again(self, timeout_s: float = 120.0) -> None:
-        """A requeued job waits for two minutes (its credential's life); not here."""
+    def soon_again(self, timeout_s: float = 120.0, after_s: int = 0) -> None:
+        """A requeued job waits for two minutes (its credential's life); here for ``after_s``."""
         self.until(lambda: set(self._states().values()) == {"PENDING"}, "requeue", timeout_s=timeout_s, dies=True)
         with suppress(RunError):  # it started meanwhile
-            self.cluster.slurm("scontrol", "update", f"jobid={self.job_id}", "StartTime=now")
+            self.cluster.slurm("scontrol", "update", f"jobid={self.job_id}", f"StartTime=now+{after_s}")
 
     def nodes(self) -> dict[int, str]:
         """Component → its (first) node."""

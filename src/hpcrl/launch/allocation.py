@@ -3,10 +3,18 @@
 A component may be cancelled alone (``scancel 44+1``) and a node may die; the leader's batch script goes on, but steps that span the
 component cannot be started again. Sentinels (`steps.sentinels`) are steps that do nothing, so that the end of a component is seen
 at once and not when its roles have finished dying.
+
+When a node fails, Slurm (22.05) requeues only the components up to the one that lost it. The others go on, and what was lost decides:
+
+    the leader's node     the launcher is gone; steps of other components live on until the next launcher ends them (`end_old_steps`)
+    another node          the others end with the launcher, and the job could never start again: it asks for them too (`torn`)
 """
 
 from __future__ import annotations
 
+import logging
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from hpcrl.errors import RunError
@@ -16,6 +24,12 @@ from hpcrl.launch.slurm import Slurm
 
 __all__ = ["Allocation", "Taken"]
 
+log = logging.getLogger("hpcrl.launch")
+
+_TORN_S = 1.0
+"""Components that are cancelled one by one have all begun to end after so long."""
+_OLD_STEPS_S = 60.0
+_POLL_S = 0.5
 _WORDS = {
     Outcome.TIMEOUT: "reached its time limit",
     Outcome.PREEMPTED: "was preempted",
@@ -56,6 +70,32 @@ class Allocation:
         if row is None or (outcome := outcome_in(*row)) is Outcome.RUNNING:
             return None
         return self._ended(outcome)
+
+    def torn(self) -> bool:
+        """Slurm ends the leader, and leaves other components as they are."""
+        if not self._leader_alone():
+            return False
+        time.sleep(_TORN_S)
+        return self._leader_alone()
+
+    def _leader_alone(self) -> bool:
+        shown = self.slurm.components(self.job_id)
+        running = {job_id for job_id, row in shown.items() if outcome_in(*row) is Outcome.RUNNING}
+        return f"{self.job_id}+0" in shown and f"{self.job_id}+0" not in running and bool(running)
+
+    def end_old_steps(self, stop: Callable[[], bool]) -> None:
+        """For a job that was started again, before its first step: cancel what an earlier launcher started and Slurm left running."""
+        deadline = time.monotonic() + _OLD_STEPS_S
+        asked = False
+        while (steps := self.slurm.steps(self.job_id)) and not stop():
+            if not asked:
+                log.info("ending steps of the job's earlier start: %s", ", ".join(steps))
+                self.slurm.cancel_steps(steps)
+                asked = True
+            if time.monotonic() > deadline:
+                log.warning("they do not end: %s", ", ".join(steps))
+                return
+            time.sleep(_POLL_S)
 
     def _ended(self, outcome: Outcome) -> Taken:
         # While the components of a job that is preempted or requeued end, Slurm shows them as it does cancelled ones.

@@ -24,10 +24,11 @@ class HetGroup:
 
 @dataclass(frozen=True, slots=True)
 class HetJob:
-    """The job: its leader's id and the three components in the order trainer, inference, sandbox."""
+    """The job: its leader's id and the three components in the order trainer, inference, sandbox. ``restarted``: it was requeued."""
 
     job_id: str
     groups: tuple[HetGroup, HetGroup, HetGroup]
+    restarted: bool = False
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> HetJob:
@@ -44,7 +45,7 @@ class HetJob:
                 "or ':' on the command line; start from slurm/launch_hetjob.sh"
             )
         trainer, inference, sandbox = (_group(env, index) for index in range(size))
-        return cls(job_id, (trainer, inference, sandbox))
+        return cls(job_id, (trainer, inference, sandbox), int(env.get("SLURM_RESTART_COUNT", "0")) > 0)
 
 
 def _group(env: Mapping[str, str], index: int) -> HetGroup:

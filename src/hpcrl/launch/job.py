@@ -106,14 +106,23 @@ def _launch_in(job: HetJob, root: Path, config: RunConfig, resume: bool) -> None
     for path, script in plan.task_epilogs(run).items():
         publish_text(path, script, 0o700)
     sweep = plan.memory_sweep(run, sized)
-    with collect_signals() as signals, _swept(sweep), Watcher(run) as watcher, _recorded(run, before) as record:
+    allocation = Allocation(Slurm(), job.job_id)
+    with (
+        collect_signals() as signals,
+        _swept(sweep),
+        Watcher(run) as watcher,
+        _recorded(run, before) as record,
+        _whole(allocation),
+    ):
+        if job.restarted:
+            allocation.end_old_steps(lambda: bool(signals.stop))
         _check_shared(run, sized, signals)
         _check_sandboxes(run, plan.sandbox_check(run, sized), signals)
         record.begin()
         others = [*plan.sentinels(run, sized, job), *plan.slurm_steps(run, sized, job)]
         roles = replace(
             _roles(run, host, others),
-            allocation=Allocation(Slurm(), job.job_id),
+            allocation=allocation,
             answering=lambda: _answers(plan.answer_check(sized)),
         )
         with _requeued(run, job.job_id, sized.slurm.requeues, record):
@@ -137,6 +146,21 @@ def _requeued(run: RunDir, job_id: str, budget: int, record: _Record) -> Iterato
                 Slurm().requeue(job_id)
             except EnvironmentFault as refused:
                 log.warning("%s", refused)
+        raise
+
+
+@contextmanager
+def _whole(allocation: Allocation) -> Iterator[None]:
+    """Have Slurm requeue the rest of a job of which it requeues a part. It ends this launcher, and with it what it has not requeued."""
+    try:
+        yield
+    except Cancelled:
+        if allocation.torn():
+            log.info("Slurm requeues a part of the job; asking for the rest of it")
+            try:
+                allocation.slurm.requeue(allocation.job_id)
+            except EnvironmentFault as partly:  # what is requeued already is refused
+                log.info("%s", partly)
         raise
 
 

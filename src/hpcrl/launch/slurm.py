@@ -59,6 +59,18 @@ class Slurm:
         rows = [line.split("|") for line in self._run(argv, answer_s=_SOON_S).stdout.splitlines()]
         return {row[0]: (row[1], row[2]) for row in rows if len(row) == 3}
 
+    def steps(self, job_id: str) -> list[str]:
+        """Ids of the steps that run in any component, the batch script left out; empty when Slurm does not answer."""
+        shown = self._run(["squeue", "--noheader", f"--jobs={job_id}", "--format=%A"])
+        if not (components := ",".join(shown.stdout.split())):
+            return []
+        listed = self._run(["squeue", "--noheader", "--steps", f"--jobs={components}", "--format=%i"])
+        return [step for step in listed.stdout.split() if step.rpartition(".")[2].isdecimal()]
+
+    def cancel_steps(self, steps: list[str]) -> None:
+        """``scancel`` of steps; those that are over already are no error."""
+        self._run(["scancel", *steps])
+
     def cancel(self, job_id: str) -> None:
         """``scancel``; a job that is over already is no error. Raises EnvironmentFault when Slurm does not answer."""
         done = self._run(["scancel", job_id])

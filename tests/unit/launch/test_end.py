@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hpcrl.errors import RunError
-from hpcrl.launch import drive, job
+from hpcrl.launch import allocation, drive, job
 from hpcrl.launch.allocation import Allocation, Taken
 from hpcrl.launch.outcome import Outcome
 from hpcrl.launch.signals import Signals
@@ -122,3 +122,19 @@ def test_a_cancelled_run_is_not_requeued(run: RunDir, monkeypatch: pytest.Monkey
     with pytest.raises(RunError), job._requeued(run, "44", 2, job._Record(run, None)):
         raise drive.Cancelled("stopped by SIGTERM")
     assert slurm.calls == []
+
+
+@pytest.mark.parametrize(("others", "calls"), [("RUNNING", ["requeue 44"]), ("COMPLETING", [])])
+def test_what_slurm_does_not_requeue_of_a_job_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, others: str, calls: list[str]
+) -> None:
+    monkeypatch.setattr(allocation, "_TORN_S", 0.0)
+
+    class Parts(Answers):
+        def components(self, job_id: str) -> dict[str, tuple[str, str]]:
+            return {f"{job_id}+0": self.row, f"{job_id}+2": (others, "None")}
+
+    slurm = Parts("COMPLETING", "None")
+    with pytest.raises(drive.Cancelled), job._whole(Allocation(slurm, "44")):
+        raise drive.Cancelled("stopped by SIGTERM")
+    assert slurm.calls == calls

@@ -40,6 +40,12 @@ def test_tasks_per_node_as_slurm_abbreviates_it() -> None:
     assert HetJob.from_env(env).groups[1] == HetGroup(1, 2, 6, 2)
 
 
+@pytest.mark.parametrize(("count", "restarted"), [(None, False), ("0", False), ("2", True)])
+def test_a_job_that_was_requeued_knows_it(count: str | None, restarted: bool) -> None:
+    env = captured("default") | ({} if count is None else {"SLURM_RESTART_COUNT": count})
+    assert HetJob.from_env(env).restarted is restarted
+
+
 def test_outside_a_job() -> None:
     with pytest.raises(EnvironmentFault, match=r"must run inside a Slurm job: sbatch slurm/launch_hetjob\.sh CONFIG"):
         HetJob.from_env({"PATH": "/bin"})
