@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from hpcrl.devcluster import Cluster, ClusterLayout, NodeGroup
 from hpcrl.launch.environment import clean_environment
 
@@ -24,6 +26,9 @@ LAYOUT = ClusterLayout(
     ),
 )
 """The shipped script's partitions, with room for several jobs at once."""
+
+FULL_STACK = [pytest.mark.slurm, pytest.mark.vllm, pytest.mark.apptainer, pytest.mark.mpi, pytest.mark.slow]
+"""Marks of a module that runs the shipped script with every real part."""
 
 _OVER = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}
 

@@ -8,19 +8,12 @@ import time
 from collections.abc import Callable
 
 import pytest
-from hetjobs import Job, Jobs
+from hetjobs import FULL_STACK, Job, Jobs
 from test_hetjob import CONFIG, SMALLEST, START_S, _processes_of, check_every_trained_trajectory, read, scaled_down
 
 from hpcrl.protocol.rundir import RunDir
 
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.vllm,
-    pytest.mark.apptainer,
-    pytest.mark.mpi,
-    pytest.mark.slow,
-    pytest.mark.timeout(2400),
-]
+pytestmark = [*FULL_STACK, pytest.mark.timeout(2400)]
 
 
 def kill(run: RunDir, module: str) -> int:

@@ -6,18 +6,10 @@ import subprocess
 import sys
 
 import pytest
-from hetjobs import ROOT, Jobs
+from hetjobs import FULL_STACK, ROOT, Jobs
 from test_hetjob import read
 
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.vllm,
-    pytest.mark.apptainer,
-    pytest.mark.mpi,
-    pytest.mark.slow,
-    pytest.mark.long,
-    pytest.mark.timeout(2400),
-]
+pytestmark = [*FULL_STACK, pytest.mark.long, pytest.mark.timeout(2400)]
 
 
 def test_three_runs_from_python(jobs: Jobs) -> None:

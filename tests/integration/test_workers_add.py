@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from hetjobs import ROOT, Jobs
+from hetjobs import FULL_STACK, ROOT, Jobs
 from test_hetjob import (
     CONFIG,
     HPCRL,
@@ -24,14 +24,7 @@ from test_hetjob import (
 
 from hpcrl.protocol.rundir import RunDir
 
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.vllm,
-    pytest.mark.apptainer,
-    pytest.mark.mpi,
-    pytest.mark.slow,
-    pytest.mark.timeout(2400),
-]
+pytestmark = [*FULL_STACK, pytest.mark.timeout(2400)]
 
 
 def add(jobs: Jobs, run: RunDir, *options: str) -> subprocess.CompletedProcess[str]:
