@@ -54,11 +54,11 @@ def _program(attack: Any, how: tuple[str, str], where: str = ".", seconds: int =
 
 @pytest.mark.parametrize(
     ("how", "where"),
-    [(OPEN, "."), (OPEN, "/dev/shm"), (MAPPED, "."), (THREAD, ".")],
-    ids=["open", "shm", "mapped", "thread"],
+    [(OPEN, "."), (OPEN, "/dev/shm"), (MAPPED, "."), (MAPPED, "dev/zero"), (THREAD, ".")],
+    ids=["open", "shm", "mapped", "as_memory", "thread"],
 )
 def test_only_that_attempt_ends(attack: Any, how: tuple[str, str], where: str) -> None:
-    got = attack.run("./program", 15, Limits(disk_bytes=8 << 20), _program(attack, how, where))
+    got = attack.run("mkdir -p dev/zero; ./program", 15, Limits(disk_bytes=8 << 20), _program(attack, how, where))
     assert isinstance(got, PolicyError) and got.reason == "disk_limit"
 
 

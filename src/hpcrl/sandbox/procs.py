@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import stat
+from functools import cache
 from pathlib import Path
 
 __all__ = [
@@ -21,8 +23,6 @@ __all__ = [
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _SHARED_WORTH_A_LOOK = 16 << 20
 """Libraries are shared pages too; telling them apart costs a walk through the page tables."""
-_MEMORY_AS_FILES = (b"/dev/zero", b"/SYSV", b"/memfd:")
-"""What the maps of a process call anonymous shared memory."""
 
 
 def children(pid: int) -> list[int]:
@@ -121,7 +121,7 @@ def unnamed_bytes(pids: list[int], elsewhere: int) -> int:
                 held[key] = max(size, held.get(key, 0))
             for key, size in _unnamed_open(thread):
                 held[key] = size  # what it takes is known better than from a mapping, which may span holes
-    return sum(size for (device, _), size in held.items() if device != elsewhere)
+    return sum(size for (device, _), size in held.items() if device not in (elsewhere, _memory_device()))
 
 
 def _unnamed_open(thread: int) -> list[tuple[tuple[int, int], int]]:
@@ -147,15 +147,25 @@ def _unnamed_maps(thread: int) -> list[tuple[tuple[int, int], int]]:
         return []
     found = []
     for line in maps.splitlines():
-        if not line.endswith(b" (deleted)"):
-            continue
-        place, _, offset, device, inode, path = line.split(None, 5)
-        if path.startswith(_MEMORY_AS_FILES):
-            continue
-        begin, end = (int(part, 16) for part in place.split(b"-"))
-        major, minor = (int(part, 16) for part in device.split(b":"))
-        found.append(((os.makedev(major, minor), int(inode)), int(offset, 16) + end - begin))
+        if line.endswith(b" (deleted)"):
+            place, _, offset, device, inode = line.split(None, 5)[:5]
+            begin, end = (int(part, 16) for part in place.split(b"-"))
+            found.append(((_device(device), int(inode)), int(offset, 16) + end - begin))
     return found
+
+
+def _device(text: bytes) -> int:
+    major, minor = (int(part, 16) for part in text.split(b":"))
+    return os.makedev(major, minor)
+
+
+@cache
+def _memory_device() -> int:
+    """Where the kernel keeps anonymous shared memory, which maps show as deleted files; by our own. -1: it does not say."""
+    with mmap.mmap(-1, _PAGE):
+        maps = Path("/proc/self/maps").read_bytes()
+    shared = (line.split() for line in maps.splitlines() if line.endswith(b"/dev/zero (deleted)"))
+    return next((_device(fields[3]) for fields in shared), -1)
 
 
 def files_in_memory(pid: int) -> int:
