@@ -33,7 +33,8 @@ Say = Callable[[str], None]
 
 _ENDLESS = 100_000
 _GONE_S = 10.0
-_NO_LIMIT = "slurm.requeues=1000"
+_NO_LIMIT = ("slurm.requeues=1000", "run.restarts=1000")
+"""As many rounds as one likes."""
 
 
 def measure(
@@ -73,7 +74,7 @@ def _rank(cluster: LifeCluster, rounds: int, say: Say) -> float:
 
 def _worker(cluster: LifeCluster, rounds: int, say: Say) -> float:
     """Attempts take half a second here: the next shard that is sealed holds some that were leased soon before."""
-    job = _training(cluster)
+    job = _training(cluster, *_NO_LIMIT)
     worst = 0.0
     for _ in range(rounds):
         job.kill("hpcrl.run.worker")
@@ -96,7 +97,7 @@ _STILL_S = 0.1
 
 def _coordinator(cluster: LifeCluster, rounds: int, say: Say) -> float:
     """The trainer may hold one batch already; the second step shows that everybody goes on."""
-    job = _training(cluster)
+    job = _training(cluster, *_NO_LIMIT)
     worst = 0.0
     for _ in range(rounds):
         job.kill("hpcrl.run.coordinator")
@@ -109,7 +110,7 @@ def _coordinator(cluster: LifeCluster, rounds: int, say: Say) -> float:
 
 def _requeue(cluster: LifeCluster, rounds: int, say: Say) -> int:
     """One job through all rounds: its run must know each of them, and end with every trajectory trained once."""
-    job = _training(cluster, _NO_LIMIT)
+    job = _training(cluster, *_NO_LIMIT)
     good = 0
     for turn in range(rounds):
         began, lines = time.monotonic(), job.text().count("back into the queue")
