@@ -316,9 +316,8 @@ class Calls:
                 "invalid_value",
                 f"prompt holds {highest}, but the model's ids end at {self._tokenizer.vocabulary - 1}",
             )
-        return self._tokenizer.decode(
-            token_ids[: self._config.rollout.context_tokens]
-        )  # more of them are refused later
+        # More of them than the context holds are refused later: their text is not needed.
+        return self._tokenizer.decode(token_ids[: self._config.rollout.context_tokens])
 
     def _fail(self, session: Session, call: Call, ending: Ending) -> None:
         """End a call that has not ended yet."""
