@@ -9,7 +9,8 @@ from contextlib import suppress
 from hpcrl.devcluster.procs import run_tool, wait_for
 from hpcrl.errors import EnvironmentFault
 
-_USABLE = {"idle", "mixed", "allocated", "completing"}
+_USABLE = {"idle", "mixed", "allocated", "completing", "planned"}
+"""``planned``: idle, and meant for a job that waits for other nodes too."""
 
 
 def usable(state: str) -> bool:

@@ -7,7 +7,7 @@ at once and not when its roles have finished dying.
 When a node fails, Slurm (22.05) requeues only the components up to the one that lost it. The others go on, and what was lost decides:
 
     the leader's node     the launcher is gone; steps of other components live on until the next launcher ends them (`end_old_steps`)
-    another node          the others end with the launcher, and the job could never start again: it asks for them too (`torn`)
+    another node          the others end with the launcher, and the job could never start again: it asks for them too (`hold_together`)
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hpcrl.errors import RunError
+from hpcrl.errors import EnvironmentFault, RunError
 from hpcrl.launch.environment import GROUPS
 from hpcrl.launch.outcome import Outcome, outcome_in
 from hpcrl.launch.slurm import Slurm
@@ -71,12 +71,20 @@ class Allocation:
             return None
         return self._ended(outcome)
 
-    def torn(self) -> bool:
-        """Slurm ends the leader, and leaves other components as they are."""
+    def hold_together(self) -> bool:
+        """For a launcher that is being told to stop, at once: if Slurm ends the leader and leaves other components as they are, ask it
+        to requeue them too. Was it so?"""
         if not self._leader_alone():
             return False
         time.sleep(_TORN_S)
-        return self._leader_alone()
+        if not self._leader_alone():
+            return False
+        log.info("Slurm requeues a part of the job; asking for the rest of it")
+        try:
+            self.slurm.requeue(self.job_id)
+        except EnvironmentFault as partly:  # what is requeued already is refused
+            log.info("in the queue already, or not to be requeued: %s", partly)
+        return True
 
     def _leader_alone(self) -> bool:
         shown = self.slurm.components(self.job_id)

@@ -83,6 +83,9 @@ def drive(
     if signals.stop:
         # Before anybody is asked: the coordinator may be busy or gone, and Slurm kills us after KillWait.
         ended("cancelled", signals.stopped_by())
+        if roles.allocation is not None and roles.allocation.hold_together():
+            watcher.grace_s = _TAKEN_GRACE_S
+            raise Cancelled(signals.stopped_by())
     elif again.taken is not None:
         # Slurm ends its roles, and the others cannot go on: nobody is asked, and nobody waited for.
         watcher.grace_s = _TAKEN_GRACE_S

@@ -151,16 +151,11 @@ def _requeued(run: RunDir, job_id: str, budget: int, record: _Record) -> Iterato
 
 @contextmanager
 def _whole(allocation: Allocation) -> Iterator[None]:
-    """Have Slurm requeue the rest of a job of which it requeues a part. It ends this launcher, and with it what it has not requeued."""
+    """The job is requeued as a whole or not at all, also when it is ended before its roles have started."""
     try:
         yield
     except Cancelled:
-        if allocation.torn():
-            log.info("Slurm requeues a part of the job; asking for the rest of it")
-            try:
-                allocation.slurm.requeue(allocation.job_id)
-            except EnvironmentFault as partly:  # what is requeued already is refused
-                log.info("%s", partly)
+        allocation.hold_together()
         raise
 
 

@@ -9,7 +9,7 @@ def test_parse_nodes_reads_sinfo_lines() -> None:
     assert parse_nodes("cpu1 idle\ncpu2 drained*\ncpu1 idle\n\n") == {"cpu1": "idle", "cpu2": "drained*"}
 
 
-@pytest.mark.parametrize("state", ["idle", "mixed", "allocated", "completing"])
+@pytest.mark.parametrize("state", ["idle", "mixed", "allocated", "completing", "planned"])
 def test_working_nodes_are_left_alone(state: str) -> None:
     assert usable(state) and not to_resume(state)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hpcrl.errors import EnvironmentFault
 from hpcrl.launch import allocation
 from hpcrl.launch.allocation import Allocation
 from hpcrl.launch.outcome import Outcome, outcome_in
@@ -14,10 +15,14 @@ RUNNING = ("RUNNING", "None")
 
 class Answers(Slurm):
     def __init__(self, rows: dict[str, tuple[str, str]], *later: dict[str, tuple[str, str]]) -> None:
-        self._rows = [rows, *later]
+        self._rows, self.requeued = [rows, *later], list[str]()
 
     def components(self, job_id: str) -> dict[str, tuple[str, str]]:
         return self._rows.pop(0) if len(self._rows) > 1 else self._rows[0]
+
+    def requeue(self, job_id: str) -> None:
+        self.requeued.append(job_id)
+        raise EnvironmentFault("a part of it is in the queue")
 
 
 class Steps(Slurm):
@@ -85,7 +90,9 @@ def test_a_job_of_which_a_part_is_left_running(
     torn: tuple[tuple[str, str], ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(allocation, "_TORN_S", 0.0)
-    assert of(*torn).torn()
+    job = of(*torn)
+    assert job.hold_together()
+    assert job.slurm.requeued == ["44"]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("whole", [(RUNNING, ENDS, RUNNING), (ENDS, ENDS, ENDS), (RUNNING, RUNNING, RUNNING), ()])
@@ -93,13 +100,15 @@ def test_a_job_that_ends_or_goes_on_as_a_whole(
     whole: tuple[tuple[str, str], ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(allocation, "_TORN_S", 0.0)
-    assert not of(*whole).torn()
+    job = of(*whole)
+    assert not job.hold_together()
+    assert job.slurm.requeued == []  # type: ignore[attr-defined]
 
 
 def test_components_that_are_cancelled_one_after_the_other_are_no_torn_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocation, "_TORN_S", 0.0)
     first, then = ({f"44+{index}": row for index, row in enumerate(rows)} for rows in ((ENDS, RUNNING), (ENDS, ENDS)))
-    assert not Allocation(Answers(first, then), "44").torn()
+    assert not Allocation(Answers(first, then), "44").hold_together()
 
 
 def test_old_steps_are_cancelled_once_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

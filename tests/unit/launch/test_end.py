@@ -138,3 +138,24 @@ def test_what_slurm_does_not_requeue_of_a_job_is_asked_for(
     with pytest.raises(drive.Cancelled), job._whole(Allocation(slurm, "44")):
         raise drive.Cancelled("stopped by SIGTERM")
     assert slurm.calls == calls
+
+
+def test_a_job_that_is_torn_is_held_together_before_a_coordinator_is_asked_that_may_be_gone(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("asked")
+
+    monkeypatch.setattr(allocation, "_TORN_S", 0.0)
+    monkeypatch.setattr(drive, "_finish", never)
+
+    class Parts(Answers):
+        def components(self, job_id: str) -> dict[str, tuple[str, str]]:
+            return {f"{job_id}+0": self.row, f"{job_id}+2": ("RUNNING", "None")}
+
+    slurm, signals, step = Parts("COMPLETING", "None"), Signals(), Step("coordinator", ["true"], run.logs("x") / "log")
+    roles = drive.Roles(step, step, [], Allocation(slurm, "44"))
+    children = Children(run, signals, while_starting=False)
+    with pytest.raises(drive.Cancelled):
+        drive.drive(run, children, signals, lambda *_: None, roles, resume=False, restarts=0)  # type: ignore[arg-type]
+    assert slurm.calls == ["requeue 44"]
