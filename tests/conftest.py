@@ -1,24 +1,35 @@
-"""Which tests may run at the same time (``tools/test``): two processes, and what starts the same kind of real part is never in both."""
+"""Two parts that may run at the same time (``tools/test``): modules that start vLLM, and the others.
+
+Within a part tests run one after another, so that never two vLLMs' tests compete, nor two development clusters of one name.
+"""
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
-_GROUPS = ("vllm", "slurm")
-"""Modules with one of these marks run one after another, in this order of preference; the longest come first. Others: by module."""
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--part", choices=["vllm", "others"], help="only the modules that are marked vllm, or only the others"
+    )
 
 
-def _group(item: pytest.Item) -> str:
-    module = item.getparent(pytest.Module)
-    assert module is not None
-    marks = {mark.name for mark in module.iter_markers()}
-    return next((name for name in _GROUPS if name in marks), module.nodeid)
+def pytest_configure() -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so a shell starts what runs in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("numprocesses", None):
+    part = config.getoption("part")
+    if part is None:
         return
-    groups = {item: _group(item) for item in items}
-    for item, group in groups.items():
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: _GROUPS.index(groups[item]) if groups[item] in _GROUPS else len(_GROUPS))
+    kept = [item for item in items if (part == "vllm") == _starts_vllm(item)]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    items[:] = kept
+
+
+def _starts_vllm(item: pytest.Item) -> bool:
+    module = item.getparent(pytest.Module)
+    return module is not None and any(mark.name == "vllm" for mark in module.iter_markers())

@@ -15,11 +15,12 @@ from hpcrl.devcluster import Cluster
 
 
 @pytest.fixture(scope="session")
-def slurm_cluster() -> Iterator[Cluster]:
+def slurm_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A cluster for the session; removed with all its jobs whatever happens."""
     if os.geteuid() != 0 or shutil.which("slurmd", path="/usr/sbin:/sbin:/usr/bin") is None:
         pytest.skip("needs root and slurmd")
-    layout = LAYOUT.model_copy(update={"name": LAYOUT.name + os.environ.get("PYTEST_XDIST_WORKER", "")})
+    part = request.config.getoption("part")
+    layout = LAYOUT if part is None else LAYOUT.model_copy(update={"name": f"{LAYOUT.name}-{part}"})
     cluster = Cluster(layout.name)
     cluster.down()
     try:

@@ -126,7 +126,7 @@ def test_user_namespaces_switched_off(tmp_path: Path, good: dict[str, dict[str, 
 def test_an_image_that_is_none(tmp_path: Path, good: dict[str, dict[str, object]]) -> None:
     code, line = hpcrl("run", write(tmp_path, good), "--set", "sandbox.image=/nowhere/i")
     assert code == 3
-    assert "image '/nowhere/i' is neither a directory, a .sif nor a .def file" in line
+    assert "image '/nowhere/i': there is no file or directory /nowhere/i" in line
 
 
 @pytest.mark.apptainer
