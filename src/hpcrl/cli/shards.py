@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +17,7 @@ from hpcrl.cli.plain import plain
 from hpcrl.config import load_config
 from hpcrl.errors import DataError, RunError, UserError
 from hpcrl.protocol.rundir import publish_text
-from hpcrl.report.tokens import Heading, cells, colour, render_page
+from hpcrl.report.tokens import LEGEND, Heading, cells, colour, render_page
 from hpcrl.trajectory.reader import ShardReader
 from hpcrl.trajectory.schema import Trajectory
 
@@ -30,9 +31,10 @@ Place = Annotated[Path, typer.Argument(help="A run directory, a folder of shards
 @app.command("ls")
 @report_errors
 def list_shards(place: Place) -> None:
-    """One line per trajectory."""
+    """One line per trajectory. Damaged shards are left out, and the exit code is 1."""
+    damaged: list[DataError] = []
     table = Table("attempt", "task", "split", "version", "reward", "tokens", "trained", "ending", "shard", "row")
-    for path, row, trajectory in _trajectories(place):
+    for path, row, trajectory in _trajectories(place, damaged):
         table.add_row(
             trajectory.attempt_id,
             trajectory.task_id,
@@ -46,6 +48,8 @@ def list_shards(place: Place) -> None:
             str(row),
         )
     Console(width=None if Console().is_terminal else 200).print(table)
+    if damaged:
+        raise RunError(f"left out: {_named(damaged)}")
 
 
 @app.command()
@@ -59,10 +63,17 @@ def show(
     ] = None,
 ) -> None:
     """One attempt token by token, as the model saw it: token boundaries, what is trained, versions, logprobs as colours."""
-    for path, row, trajectory in _trajectories(place):
+    if html is not None:
+        new_file(html, force=True)
+    if model is not None and not (model / "tokenizer.json").is_file():
+        raise UserError(f"--model {model}: no tokenizer.json there")
+    damaged: list[DataError] = []
+    for path, row, trajectory in _trajectories(place, damaged):
         if trajectory.attempt_id == attempt:
             _show(path, row, trajectory, _pieces(place, model), html)
             return
+    if damaged:
+        raise RunError(f"no attempt {attempt} in what can be read of {place}: {_named(damaged)}")
     raise UserError(f"no attempt {attempt} in {place}; hpcrl shards ls {place} lists them")
 
 
@@ -97,10 +108,13 @@ def export(
     out: Annotated[Path, typer.Option(help="File to write: .jsonl (one object per line) or .parquet.")],
     force: Annotated[bool, typer.Option("--force", help="Replace the file if there is one.")] = False,
 ) -> None:
-    """Write every trajectory with its tokens, logprobs, spans and transcript to one file."""
+    """Write every trajectory with its tokens, logprobs, spans and transcript to one file; nothing if a shard is damaged."""
     from hpcrl.trajectory.export import export_trajectories
 
-    count = export_trajectories(_trajectories(place), new_file(out, force))
+    try:
+        count = export_trajectories(_trajectories(place), new_file(out, force))
+    except DataError as error:
+        raise RunError(f"{error}; nothing was written: move that shard away to export the others") from error
     print(f"{count} trajectories written to {out}")
 
 
@@ -116,10 +130,20 @@ def _shards(place: Path) -> list[Path]:
     return paths
 
 
-def _trajectories(place: Path) -> Iterator[tuple[Path, int, Trajectory]]:
+def _trajectories(place: Path, damaged: list[DataError] | None = None) -> Iterator[tuple[Path, int, Trajectory]]:
+    """All rows of all shards. A damaged shard is passed over, its error put into ``damaged``; without that list it is raised."""
     for path in _shards(place):
-        for row, trajectory in enumerate(ShardReader(path)):
-            yield path, row, trajectory
+        try:
+            for row, trajectory in enumerate(ShardReader(path)):
+                yield path, row, trajectory
+        except DataError as error:
+            if damaged is None:
+                raise
+            damaged.append(error)
+
+
+def _named(damaged: list[DataError]) -> str:
+    return str(damaged[0]) + (f"; {len(damaged) - 1} more (hpcrl shards verify names them)" if len(damaged) > 1 else "")
 
 
 def _versions(trajectory: Trajectory) -> str:
@@ -128,12 +152,14 @@ def _versions(trajectory: Trajectory) -> str:
 
 
 def _pieces(place: Path, model: Path | None) -> Callable[[int], str]:
-    """Token → text by the model's tokenizer.json; numbers when there is none to be found."""
+    """Token → text by the model's tokenizer.json; numbers, and a line that says so, when the run's own is not to be found."""
     if model is None:
         run = next((folder for folder in (place, *place.parents) if (folder / "config.resolved.yaml").is_file()), None)
         model = None if run is None else Path(load_config(run / "config.resolved.yaml").model.path)
     file = None if model is None else model / "tokenizer.json"
     if file is None or not file.is_file():
+        missing = f"{place} belongs to no run" if file is None else f"there is no {file} here"
+        print(f"tokens are shown as numbers: {missing}; --model DIR names the model's directory", file=sys.stderr)
         return lambda token_id: f"{token_id} "
     from tokenizers import Tokenizer
 
@@ -154,7 +180,7 @@ def _show(path: Path, row: int, trajectory: Trajectory, piece: Callable[[int], s
         print(html)
         return
     console = Console(highlight=False)
-    console.print(Text(title, style="bold"), Text(about), sep="\n")
+    console.print(Text(title, style="bold"), Text(about), Text(LEGEND, "grey50"), sep="\n")
     line = Text()
     for one in found:
         if isinstance(one, Heading):

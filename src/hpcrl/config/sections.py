@@ -109,7 +109,7 @@ class TasksSection(Section):
 
 class RolloutSection(Section):
     group_size: Annotated[int, Field(ge=1)] = 8
-    """Rollouts per group (one draw of a task)."""
+    """Rollouts per group (one draw of a task). A group is judged by how its rewards differ: from groups of 1 nothing is learned."""
     min_group: Annotated[int, Field(ge=2)] | None = None
     """A group may be trained with so many accepted rollouts once `straggler_grace_s` are over; those still under way follow in a later
     batch as latecomers of their group. None: a group waits for all of its rollouts."""
@@ -122,7 +122,7 @@ class RolloutSection(Section):
     max_tokens: Positive = 512
     """Sampled tokens per model call, at most."""
     max_turns: Positive = 8
-    """Model calls per attempt, at most."""
+    """Model calls per attempt, at most. A program of `harness.command` is told (HPCRL_MAX_TURNS) and must keep to it itself."""
     context_tokens: Positive = 4096
     """Longest sequence of an attempt, prompt and tool output included."""
     attempt_timeout_s: Seconds = 300.0

@@ -12,7 +12,7 @@ import fcntl
 import subprocess
 import sys
 from pathlib import Path
-from sqlite3 import Connection, Error, connect
+from sqlite3 import SQLITE_CORRUPT, SQLITE_NOTADB, Connection, Error, connect
 
 from hpcrl.coordinator.migrations import migrate
 from hpcrl.coordinator.tables import INDEXES, SCHEMA_VERSION, TABLES
@@ -54,7 +54,7 @@ def require_locks(directory: Path) -> None:
 def open_database(path: Path) -> Connection:
     """Open or create the database, bringing an older schema up to date.
 
-    Raises EnvironmentFault: locked by another process, a newer schema, not writable.
+    Raises EnvironmentFault: locked by another process, a newer schema, damaged, not writable.
     """
     connection = _connect(path)
     try:
@@ -92,7 +92,7 @@ def create_tables(connection: Connection) -> None:
 def open_for_reading(path: Path) -> Connection:
     """Open the database of a run that no coordinator serves now; nothing can be written through the connection.
 
-    Raises UserError when there is none or its schema is another, EnvironmentFault when a coordinator runs on it.
+    Raises UserError when there is none or its schema is another, EnvironmentFault when a coordinator runs on it or it is damaged.
     """
     if not path.exists():
         raise UserError(f"{path} does not exist: the run has not begun")
@@ -131,5 +131,8 @@ def _connect(path: Path) -> Connection:
 
 
 def _cannot_open(path: Path, error: Error) -> EnvironmentFault:
+    # The low byte is the primary code; errors of Python's own sqlite3 module carry none.
+    if getattr(error, "sqlite_errorcode", 0) & 0xFF in (SQLITE_CORRUPT, SQLITE_NOTADB):
+        return EnvironmentFault(f"{path} is damaged: {error}; put a whole copy in its place, or begin a new run")
     hint = "is another coordinator running on it?" if "locked" in str(error) else "is the run directory writable?"
     return EnvironmentFault(f"cannot open {path}: {error}; {hint}")

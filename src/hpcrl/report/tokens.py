@@ -16,8 +16,9 @@ from typing import Any
 
 from hpcrl.trajectory.schema import Trajectory
 
-__all__ = ["Cell", "Heading", "cells", "colour", "render_page"]
+__all__ = ["LEGEND", "Cell", "Heading", "cells", "colour", "render_page"]
 
+LEGEND = "grey: not sampled · green to red: sampled, logprob 0 to −5 or less · underlined: trained"
 _WORST = -5.0
 _STYLE = (
     "body{font:14px/1.6 ui-monospace,monospace;max-width:110ch;margin:2em auto;color:#222;background:#fff}"
@@ -94,7 +95,7 @@ def colour(logprob: float) -> str:
 def render_page(title: str, about: str, found: Iterator[Cell | Heading]) -> str:
     """A page without scripts or further files; each token's id, logprob and version show when it is pointed at."""
     parts = [f"<!doctype html><meta charset=utf-8><title>{html.escape(title)}</title><style>{_STYLE}</style>"]
-    parts.append(f"<h1>{html.escape(title)}</h1><p>{html.escape(about)}</p><pre>")
+    parts.append(f"<h1>{html.escape(title)}</h1><p>{html.escape(about)}<br>{html.escape(LEGEND)}</p><pre>")
     for one in found:
         if isinstance(one, Heading):
             parts.append(f"</pre><h2>{html.escape(one.text)}</h2><pre>")

@@ -165,6 +165,42 @@ def test_verify_counts_trained_tokens_and_those_without_a_version(run: RunDir, t
     assert "bare.h5" in result.stdout and "1 trained tokens are covered by no version span" in result.stdout
 
 
+@pytest.fixture
+def damaged(run: RunDir) -> Path:
+    """A shard of the run that is one byte short, before the whole one in order."""
+    [whole] = run.shards.glob("*.h5")
+    path = run.shards / f"a{whole.name}"
+    path.write_bytes(whole.read_bytes()[:-1])
+    return path
+
+
+class TestBesideADamagedShard:
+    def test_the_others_are_listed_and_shown(self, run: RunDir, damaged: Path) -> None:
+        assert "g000000-r1-a0" in accepted("shards", "show", run.root, "g000000-r1-a0")
+        said = RUNNER.invoke(app, ["shards", "ls", str(run.root)])
+        assert said.exit_code == 1 and "g000000-r1-a0" in said.stdout and damaged.name in said.stderr
+
+    def test_an_attempt_that_may_be_in_it(self, run: RunDir, damaged: Path) -> None:
+        assert damaged.name in refused("shards", "show", run.root, "g000000-r7-a0", code=(1,))
+
+    def test_nothing_is_exported(self, run: RunDir, damaged: Path, tmp_path: Path) -> None:
+        said = refused("shards", "export", run.root, "--out", tmp_path / "out.jsonl", code=(1,))
+        assert str(damaged) in said and "nothing was written" in said
+        assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_a_tokenizer_that_is_not_there(run: RunDir) -> None:
+    said = RUNNER.invoke(app, ["shards", "show", str(run.root), "g000000-r1-a0"])
+    assert said.exit_code == 0 and "tokens are shown as numbers: there is no m/tokenizer.json" in said.stderr
+    assert "--model /nowhere: no tokenizer.json" in refused(
+        "shards", "show", run.root, "g000000-r1-a0", "--model", "/nowhere"
+    )
+
+
+def test_a_page_cannot_be_a_directory(run: RunDir, tmp_path: Path) -> None:
+    assert f"{tmp_path} is a directory" in refused("shards", "show", run.root, "g000000-r1-a0", "--html", tmp_path)
+
+
 @pytest.mark.parametrize(("name", "file"), [("export", "out.jsonl"), ("compare", "out.svg")])
 class TestFilesToWrite:
     def test_an_existing_one_is_kept_unless_forced(self, name: str, file: str, run: RunDir, tmp_path: Path) -> None:
@@ -198,6 +234,12 @@ def test_what_compare_takes(run: RunDir, tmp_path: Path) -> None:
 def test_a_database_that_is_none(content: bytes, run: RunDir) -> None:
     run.database.write_bytes(content)
     assert "coordinator.db" in refused("db", "check", run.root, code=(1, 2, 3))
+
+
+def test_a_truncated_database_is_called_damaged(run: RunDir) -> None:
+    run.database.write_bytes(run.database.read_bytes()[:6000])
+    for command in (["db", "check", run.root], ["status", "rollout", "g000000-r0", "--run-dir", run.root]):
+        assert "coordinator.db is damaged: " in refused(*command)
 
 
 def test_a_database_damaged_inside(run: RunDir) -> None:
