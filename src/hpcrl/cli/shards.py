@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
+from sqlite3 import DatabaseError
 from typing import Annotated
 
 import typer
@@ -15,9 +17,10 @@ from rich.text import Text
 from hpcrl.cli.errors import new_file, report_errors
 from hpcrl.cli.plain import plain
 from hpcrl.config import load_config
-from hpcrl.errors import DataError, RunError, UserError
-from hpcrl.protocol.rundir import publish_text
+from hpcrl.errors import DataError, HpcrlError, RunError, UserError
+from hpcrl.protocol.rundir import RunDir, publish_text
 from hpcrl.report.tokens import LEGEND, Heading, cells, colour, render_page
+from hpcrl.trajectory.names import QUARANTINE
 from hpcrl.trajectory.reader import ShardReader
 from hpcrl.trajectory.schema import Trajectory
 
@@ -80,7 +83,8 @@ def show(
 @app.command()
 @report_errors
 def verify(place: Place) -> None:
-    """Read every row of every shard, compare its digest and count trained tokens without a version; name what is damaged."""
+    """Read every row of every shard, compare its digest and count trained tokens without a version; name what is damaged,
+    and, of a run that has ended, what its database names and is not there."""
     shards, rows, trained, naked, bad = 0, 0, 0, 0, []
     for path in _shards(place):
         shards += 1
@@ -93,10 +97,15 @@ def verify(place: Place) -> None:
             bad.append(str(error) if str(path) in str(error) else f"{path}: {error}")
     for line in bad:
         print(line)
-    print(f"{shards} shards, {rows} trajectories read, {len(bad)} shards damaged")
+    missing = _missing(place)
+    for name in missing:
+        print(f"missing: {name}, which holds samples that the run kept or trained")
+    print(f"{shards} shards, {rows} trajectories read, {len(bad)} shards damaged, {len(missing)} missing")
     print(f"{trained} trained tokens, {naked} of them without a version")
     if bad:
         raise RunError(f"{len(bad)} of {shards} shards are damaged")
+    if missing:
+        raise RunError(f"{len(missing)} shards are missing")
     if naked:
         raise RunError(f"{naked} trained tokens carry no version")
 
@@ -140,6 +149,24 @@ def _trajectories(place: Path, damaged: list[DataError] | None = None) -> Iterat
             if damaged is None:
                 raise
             damaged.append(error)
+
+
+def _missing(place: Path) -> list[str]:
+    """Shards that the run's database names and that are neither in their place nor quarantined; none while the run may go on."""
+    run = RunDir(place)
+    if not (run.database.is_file() and run.end.is_file()):
+        return []
+    from hpcrl.coordinator.check import kept_shards
+    from hpcrl.coordinator.database import open_for_reading
+
+    try:
+        with closing(open_for_reading(run.database)) as connection:
+            named = kept_shards(connection)
+    except (HpcrlError, DatabaseError) as error:
+        print(f"not compared with the run's database: {error}", file=sys.stderr)
+        return []
+    quarantined = run.shards / QUARANTINE
+    return [name for name in named if not (place / name).is_file() and not (quarantined / Path(name).name).is_file()]
 
 
 def _named(damaged: list[DataError]) -> str:

@@ -6,7 +6,7 @@ from sqlite3 import Connection, DatabaseError
 
 from hpcrl.protocol.states import TRANSITIONS, State
 
-__all__ = ["RULES", "check_database"]
+__all__ = ["RULES", "check_database", "kept_shards"]
 
 _SHOWN = 5
 
@@ -76,6 +76,12 @@ RULES: dict[str, str] = {
     ),
 }
 """What a broken row is called → the query that finds it."""
+
+
+def kept_shards(connection: Connection) -> list[str]:
+    """The shards that hold samples which are kept or were trained, as paths below the run directory, in order."""
+    rows = connection.execute(f"SELECT DISTINCT shard FROM attempts WHERE state IN {_KEPT} ORDER BY shard")
+    return [shard for (shard,) in rows]
 
 
 def check_database(connection: Connection) -> list[str]:

@@ -165,6 +165,26 @@ def test_verify_counts_trained_tokens_and_those_without_a_version(run: RunDir, t
     assert "bare.h5" in result.stdout and "1 trained tokens are covered by no version span" in result.stdout
 
 
+def test_verify_names_a_shard_that_is_gone(run: RunDir) -> None:
+    [shard] = run.shards.glob("*.h5")
+    gone = "w-00007.0123456789abcdef0123456789abcdef.h5"
+    with closing(sqlite3.connect(run.database)) as database:
+        row = "INSERT INTO attempts (attempt_id, state, shard) VALUES (?, ?, ?)"
+        database.executemany(row, [("a", "consumed", f"shards/{shard.name}"), ("b", "infra_failed", "shards/x.h5")])
+        database.commit()
+        assert "0 missing" in accepted("shards", "verify", run.root)
+        database.execute(row, ("c", "consumed", f"shards/{gone}"))
+        database.commit()
+    result = RUNNER.invoke(app, ["shards", "verify", str(run.root)])
+    assert result.exit_code == 1 and f"missing: shards/{gone}" in result.stdout
+    (run.shards / "quarantine").mkdir()
+    (run.shards / "quarantine" / gone).write_bytes(b"")
+    assert "0 missing" in accepted("shards", "verify", run.root)
+    run.end.unlink()
+    (run.shards / "quarantine" / gone).unlink()
+    assert "0 missing" in accepted("shards", "verify", run.root)  # a run that may go on is not asked
+
+
 @pytest.fixture
 def damaged(run: RunDir) -> Path:
     """A shard of the run that is one byte short, before the whole one in order."""
