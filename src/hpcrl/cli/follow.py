@@ -156,7 +156,7 @@ def follow_while(run: RunDir, work: Callable[[], None]) -> None:
 def show(run: RunDir, as_json: bool = False) -> None:
     """One snapshot: the line a person wants first, then who waits for what and since when; of a run that is over, how it ended.
 
-    Raises RunError for a run that is over without a record of its end.
+    Raises RunError for a run that is over without a record of its end, or does not answer.
     """
     console = Console()
     if run.end.exists():
@@ -174,7 +174,9 @@ def show(run: RunDir, as_json: bool = False) -> None:
         gone = _noted_job(run)
         if gone is not None and (reason := gone()):
             raise RunError(f"{reason}; sbatch slurm/launch_hetjob.sh --resume {run.root} continues it") from error
-        raise
+        raise RunError(
+            f"{run.run_id} does not answer: it is starting, its coordinator is being started again, or it was cut off ({error})"
+        ) from error
     finally:
         client.close()
     if as_json:

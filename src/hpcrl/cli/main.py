@@ -140,6 +140,8 @@ def status_command(
         raise UserError(
             f"hpcrl status {place} takes nothing more; for one rollout: hpcrl status rollout ID --run-dir RUN_DIR"
         )
+    if follow and as_json:
+        raise UserError("--follow and --json exclude each other: --json is one snapshot")
     if follow and not Path(place).exists():
         follow_run(RunDir(Path(place)))  # a submitted run makes its directory when it starts
     elif follow:

@@ -61,6 +61,7 @@ def end(run: RunDir, state: str, reason: str = "") -> str:
             ["status", "/nowhere/r"],
             "/nowhere/r holds no run (config.resolved.yaml is missing); a submitted run writes it when",
         ),
+        (["status", "/nowhere/r", "--follow", "--json"], "--follow and --json exclude each other"),
         (["report", "/nowhere/r"], "/nowhere/r holds no run"),
         (["shards", "ls", "/nowhere/r"], "/nowhere/r is neither a shard nor a directory"),
         (["tasks", "check", "/nowhere/t"], "/nowhere/t"),
@@ -132,7 +133,7 @@ def test_status_of_a_run_whose_launcher_died(run: RunDir, monkeypatch: pytest.Mo
     monkeypatch.setattr("hpcrl.protocol.client.Client", Silent)
     for over, said in (
         ("job 44 ended (failed) before its run did", "44 ended .*--resume .* continues it"),
-        ("", "no answer"),
+        ("", "does not answer: it is starting, .*or it was cut off .*no answer"),
     ):
         monkeypatch.setattr(following, "_noted_job", lambda _, over=over: lambda: over)
         result = RUNNER.invoke(app, ["status", str(run.root)])
@@ -147,6 +148,13 @@ def test_following_ends_with_the_runs_reason(run: RunDir) -> None:
     with pytest.raises(RunError, match="the run failed: worker was killed"):
         follow(run)
     timer.join()
+
+
+def test_added_workers_say_where_their_job_speaks(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcrl.launch.workers.add_workers", lambda *_, **__: "44")
+    monkeypatch.setattr("hpcrl.launch.submit.job_output", lambda job: Path(f"/there/slurm-{job}.out"))
+    said = RUNNER.invoke(app, ["workers", "add", str(run.root)]).stdout
+    assert "submitted job 44; its output: /there/slurm-44.out; end it at any time: scancel 44" in said
 
 
 @pytest.mark.usefixtures("quick")
