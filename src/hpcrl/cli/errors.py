@@ -47,7 +47,9 @@ def run_at(place: Path) -> RunDir:
     if run.root.exists() and not run.root.is_dir():
         raise UserError(f"{run.root} is a file; give the run directory, such as runs/RUN_ID")
     if not run.config.exists():
-        raise UserError(f"{run.root} holds no run (config.resolved.yaml is missing)")
+        raise UserError(
+            f"{run.root} holds no run (config.resolved.yaml is missing); a submitted run writes it when its job starts"
+        )
     return run
 
 

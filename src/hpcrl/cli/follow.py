@@ -29,6 +29,7 @@ __all__ = ["follow", "follow_while", "lost_job", "read_end", "show", "wait_lines
 _POLL_S = 1.0
 _LOST_S = 5.0
 _SUMMARY_S = 30.0
+_ENDED = {"cancelled": "was cancelled", "timeout": "came to its time limit"}
 
 
 def follow(run: RunDir, lost: Callable[[], str] | None = None, old_end: str | None = None) -> None:
@@ -64,7 +65,7 @@ def follow(run: RunDir, lost: Callable[[], str] | None = None, old_end: str | No
     _await_summary(run)
     _print_result(run)
     if end["state"] != "success":
-        raise RunError(f"the run {end['state']}: {end['reason']}")
+        raise RunError(f"the run {_ENDED.get(end['state'], end['state'])}: {end['reason']}")
 
 
 def _await_summary(run: RunDir) -> None:
@@ -153,16 +154,29 @@ def follow_while(run: RunDir, work: Callable[[], None]) -> None:
 
 
 def show(run: RunDir, as_json: bool = False) -> None:
-    """One snapshot: the line a person wants first, then who waits for what and since when."""
+    """One snapshot: the line a person wants first, then who waits for what and since when; of a run that is over, how it ended.
+
+    Raises RunError for a run that is over without a record of its end, or does not answer.
+    """
     console = Console()
     if run.end.exists():
         end = _end_of(run, read_end(run))
+        if as_json:
+            console.print_json(data=end)
+            return
         console.print(f"{run.run_id}: {end['state']}" + (f" ({end['reason']})" if end["reason"] else ""))
         _print_result(run)
         return
     client = api.Client(run, "admin", patience_s=3.0)
     try:
         status = client.call(api.STATUS, StatusRequest())
+    except InfraError as error:
+        gone = _noted_job(run)
+        if gone is not None and (reason := gone()):
+            raise RunError(f"{reason}; sbatch slurm/launch_hetjob.sh --resume {run.root} continues it") from error
+        raise RunError(
+            f"{run.run_id} does not answer: it is starting, its coordinator is being started again, or it was cut off ({error})"
+        ) from error
     finally:
         client.close()
     if as_json:

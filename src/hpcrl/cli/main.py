@@ -121,7 +121,9 @@ def status_command(
     run_dir: Annotated[
         Path | None, typer.Option(help="For `rollout`: the run directory; default: the newest one under runs/.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Everything the coordinator says, as JSON.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Everything the coordinator says, or how the run ended, as JSON.")
+    ] = False,
 ) -> None:
     """Where a run stands and who waits for whom; or the life of one rollout: `hpcrl status rollout g000012-r3`."""
     from hpcrl.cli.follow import follow as follow_run
@@ -138,6 +140,8 @@ def status_command(
         raise UserError(
             f"hpcrl status {place} takes nothing more; for one rollout: hpcrl status rollout ID --run-dir RUN_DIR"
         )
+    if follow and as_json:
+        raise UserError("--follow and --json exclude each other: --json is one snapshot")
     if follow and not Path(place).exists():
         follow_run(RunDir(Path(place)))  # a submitted run makes its directory when it starts
     elif follow:
@@ -207,7 +211,7 @@ def doctor_command(
     config: Annotated[Path | None, typer.Argument(help="Also check this configuration's model and tasks.")] = None,
     partitions: Annotated[
         list[str] | None,
-        typer.Option("--partition", metavar="NAME", help="Those of trainer, inference and sandboxes, in this order."),
+        typer.Option("--partition", metavar="NAME", help="Once for each: trainer's, inference's, sandboxes'."),
     ] = None,
     nodes: Annotated[int, typer.Option(min=1, help="Try so many nodes of each partition in one short job.")] = 2,
     job: Annotated[bool, typer.Option("--job/--no-job", help="Whether to submit that job.")] = True,

@@ -35,8 +35,10 @@ def add(
     ] = None,
 ) -> None:
     """Submit workers that join the run. They may be preempted at any time without loss, and leave when the run ends."""
+    from hpcrl.launch.submit import job_output
     from hpcrl.launch.workers import add_workers
 
     run = run_at(run_dir)
     job = add_workers(run.root, nodes, partition, array=array, sbatch=(sbatch or "").split())
-    print(f"submitted job {job}; end it at any time: scancel {job}\nlogs: {run.logs('worker')}/joined-*.log")
+    print(f"submitted job {job}; its output: {job_output(job)}; end it at any time: scancel {job}")
+    print(f"logs: {run.logs('worker')}/joined-*.log")

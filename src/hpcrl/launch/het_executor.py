@@ -13,6 +13,7 @@ Slurm starts all components together or none. submitit's own names of parameters
 from __future__ import annotations
 
 import os
+import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ from submitit.local.local import LocalExecutor
 from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
 from hpcrl.errors import UserError
-from hpcrl.launch.het_script import end_record, het_script, task_count
+from hpcrl.launch.het_script import LEADER_ONLY, end_record, het_script, task_count
 from hpcrl.launch.outcome import Outcome, job_outcome, outcome_of
 from hpcrl.launch.slurm import Slurm
 
@@ -35,7 +36,11 @@ _DELAY_S = 15
 
 
 class Component:
-    """One callable and the resources it runs on; ``parameters`` are submitit's (nodes, tasks_per_node, gpus_per_node, partition…)."""
+    """One callable and the resources it runs on.
+
+    ``args``, ``kwargs``: what every task calls it with. ``parameters`` are submitit's: nodes, tasks_per_node, gpus_per_node,
+    cpus_per_task, mem_gb, partition, timeout_min (minutes, 5 by default)… Raises UserError.
+    """
 
     def __init__(
         self,
@@ -44,6 +49,10 @@ class Component:
         kwargs: Mapping[str, Any] | None = None,
         **parameters: Any,
     ) -> None:
+        if not callable(function):
+            raise UserError(f"Component: {function!r} cannot be called; the first argument is the function")
+        if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
+            raise UserError(f"Component: its arguments are {args!r}; give a tuple, of one argument too: (x,)")
         self.function = function
         self.args = tuple(args)
         self.kwargs = dict(kwargs or {})
@@ -151,33 +160,33 @@ class HetExecutor(SlurmExecutor):  # type: ignore[misc]
         """Submit one job of ``components``, which start together.
 
         The executor's own parameters (``update_parameters``) hold for each component that does not set them.
-        Raises UserError for parameters that cannot be accepted, EnvironmentFault with Slurm's reason when it refuses the job.
+        Raises UserError for parameters and callables that cannot be accepted, EnvironmentFault with Slurm's reason when it
+        refuses the job.
         """
-        parameters = [self._parameters_of(index, component) for index, component in enumerate(components)]
-        if not parameters:
-            raise UserError("submit_het needs at least one Component")
+        parameters = self.check(components)
         if "%" in str(self.folder):
             raise UserError(
                 f"HetExecutor's folder {self.folder}: %j and the like are not filled in; choose a plain folder"
             )
         self.folder.mkdir(parents=True, exist_ok=True)
-        script = self.folder / f".submission-{os.getpid()}-{time.time_ns()}.sh"
-        script.write_text(het_script(parameters, self.folder, self._submitit_command_str), encoding="utf-8")
+        stem = f".submission-{os.getpid()}-{time.time_ns()}"
+        script = self.folder / f"{stem}.sh"
+        pickles = [self.folder / f"{stem}-{index}.pkl" for index in range(len(parameters))]
         try:
+            for index, path in enumerate(pickles):
+                self._pickle(index, components[index], parameters[index], path)
+            script.write_text(het_script(parameters, self.folder, self._submitit_command_str), encoding="utf-8")
             job_id = self._slurm.submit(script)
         except BaseException:
-            script.unlink()
+            for path in (script, *pickles):
+                path.unlink(missing_ok=True)
             raise
         script.rename(self.folder / f"{job_id}_submission.sh")
         jobs = []
-        for index, (component, given) in enumerate(zip(components, parameters, strict=True)):
+        for index, given in enumerate(parameters):
             job = self.job_class(self.folder, f"{job_id}+{index}", tasks=range(task_count(given)))
-            delayed = component.delayed()
-            delayed.set_timeout(given.get("time", 5), self.max_num_timeout)
             # The tasks wait a minute for it: its name holds the job's id. Published whole, as they may be there already.
-            waiting = self.folder / f".{job_id}+{index}.pkl"
-            delayed.dump(waiting)
-            job.paths.move_temporary_file(waiting, "submitted_pickle")
+            job.paths.move_temporary_file(pickles[index], "submitted_pickle")
             jobs.append(job)
         return HetJob(
             job_id,
@@ -185,6 +194,29 @@ class HetExecutor(SlurmExecutor):  # type: ignore[misc]
             lambda: self._slurm.cancel(job_id),
             lambda: job_outcome(outcome_of(job.watcher.get_state(job.job_id)) for job in jobs),
         )
+
+    def check(self, components: Sequence[Component]) -> list[dict[str, Any]]:
+        """Slurm's parameters of each component, the executor's defaults included. Raises UserError."""
+        if not isinstance(components, Sequence) or not all(isinstance(one, Component) for one in components):
+            raise UserError(f"submit_het takes a list of Components, [Component(function, …), …], not {components!r}")
+        if not components:
+            raise UserError("submit_het needs at least one Component")
+        found = [self._parameters_of(index, component) for index, component in enumerate(components)]
+        for index, component in enumerate(components):
+            for name in LEADER_ONLY:
+                if name in component.parameters and component.parameters[name] != found[0].get(name):
+                    raise UserError(f"component {index}: {name} is set for the whole job; give it to component 0")
+        return found
+
+    def _pickle(self, index: int, component: Component, given: Mapping[str, Any], path: Path) -> None:
+        delayed = component.delayed()
+        delayed.set_timeout(given.get("time", 5), self.max_num_timeout)
+        try:
+            delayed.dump(path)
+        except (TypeError, AttributeError, pickle.PicklingError) as error:
+            raise UserError(
+                f"component {index}: function and arguments cannot be handed to the tasks: {error}"
+            ) from error
 
     def _parameters_of(self, index: int, component: Component) -> dict[str, Any]:
         try:
@@ -194,6 +226,9 @@ class HetExecutor(SlurmExecutor):  # type: ignore[misc]
         except (NameError, TypeError, ValueError) as error:
             raise UserError(f"component {index}: {error}") from error
         merged = {**self.parameters, **given}
+        for name, value in (("nodes", merged.get("nodes")), ("tasks_per_node", merged.get("ntasks_per_node"))):
+            if value is not None and not (str(value).isdecimal() and int(value) > 0):
+                raise UserError(f"component {index}: {name} is {value!r}; give a whole number, 1 or more")
         forced = {str(key).replace("_", "-") for key in merged.get("additional_parameters") or {}}
         if "array" in forced:
             raise UserError(f"component {index}: {_NO_ARRAYS}")
@@ -222,15 +257,12 @@ class LocalHetExecutor(LocalExecutor):  # type: ignore[misc]
     """The same calls without Slurm: every component's tasks are processes of this machine, whatever its ``nodes``."""
 
     def submit_het(self, components: Sequence[Component]) -> HetJob:
-        """As :meth:`HetExecutor.submit_het`."""
-        if not components:
-            raise UserError("submit_het needs at least one Component")
+        """As :meth:`HetExecutor.submit_het`, which refuses the same."""
+        checked = HetExecutor(self.folder, slurm=Slurm()).check(components)
         jobs = []
-        for component in components:
-            given = component.parameters
+        for component, given in zip(components, checked, strict=True):
             single = LocalExecutor(self.folder, self.max_num_timeout, self.max_pickle_size_gb, self.python)
-            tasks = int(given.get("nodes", 1)) * int(given.get("tasks_per_node", given.get("ntasks_per_node", 1)))
-            single.update_parameters(timeout_min=given.get("timeout_min", given.get("time", 60)), tasks_per_node=tasks)
+            single.update_parameters(timeout_min=given.get("time", 60), tasks_per_node=task_count(given))
             jobs.append(single.submit(component.function, *component.args, **component.kwargs))
 
         def cancel() -> None:

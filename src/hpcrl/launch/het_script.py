@@ -11,9 +11,9 @@ from submitit.slurm.slurm import _make_sbatch_string
 
 from hpcrl.launch.het_environment import COMPONENT
 
-__all__ = ["end_record", "het_script", "task_count"]
+__all__ = ["LEADER_ONLY", "end_record", "het_script", "task_count"]
 
-_LEADER_ONLY = ("dependency", "mail_type", "mail_user")
+LEADER_ONLY = ("dependency", "mail_type", "mail_user")
 """Slurm takes these from the first component and refuses or ignores them elsewhere."""
 
 
@@ -48,7 +48,7 @@ def het_script(components: Sequence[Mapping[str, Any]], folder: Path, command: s
 
 
 def _directives(parameters: Mapping[str, Any], folder: Path, *, first: bool) -> str:
-    own = {key: value for key, value in parameters.items() if first or key not in _LEADER_ONLY}
+    own = {key: value for key, value in parameters.items() if first or key not in LEADER_ONLY}
     text = _make_sbatch_string(command="", folder=folder, **own)
     lines = [line for line in text.splitlines() if line.startswith("#SBATCH ")]
     if not first:

@@ -91,29 +91,31 @@ def prepare(
     config: Path | str | None,
     sets: Sequence[str] = (),
     *,
-    run_dir: Path | None = None,
+    run_dir: Path | str | None = None,
     resume: Path | None = None,
-    after: str | None = None,
+    after: str | int | None = None,
     sbatch: Sequence[str] = (),
 ) -> Submission:
     """Check everything that can be checked here, and write the script. Call it from the project's root directory.
 
-    ``sbatch``: more options of sbatch, ``:`` between components. Raises UserError, EnvironmentFault.
+    ``run_dir``: where the run writes, a fresh directory (default: one under ``run.dir``). ``after``: the job whose end, of
+    whatever kind, it waits for. ``sbatch``: more options of sbatch, ``:`` between components:
+    ``["--nodes=2", ":", "--nodes=4"]``. Raises UserError, EnvironmentFault.
     """
+    try:
+        script = SCRIPT.read_text(encoding="utf-8")
+    except OSError as error:
+        raise EnvironmentFault(f"{SCRIPT} is not here; call this from the project's root directory") from error
+    options = [*([after_option(after)] if after else []), *_no_arrays(sbatch)]
     loaded = load_config(config or RunDir(resume or Path()).config, list(sets))
     check_inputs(loaded)
-    root = (resume or run_dir or new_run_dir(loaded)).resolve()
+    root = Path(resume or run_dir or new_run_dir(loaded)).resolve()
     if resume is None:
         check_fresh(root)
         arguments = [str(config), "--run-dir", str(root)]
     else:
         check_resumable(root)
         arguments = ["--resume", str(root)]
-    try:
-        script = SCRIPT.read_text(encoding="utf-8")
-    except OSError as error:
-        raise EnvironmentFault(f"{SCRIPT} is not here; call this from the project's root directory") from error
-    options = [*([after_option(after)] if after else []), *sbatch]
     arguments += [part for item in sets for part in ("--set", item)]
     return Submission(root, run_script(script, arguments, options))
 
@@ -129,18 +131,29 @@ def send(submission: Submission, slurm: Slurm) -> Run:
 def submit_run(
     config: Path | str,
     *,
-    run_dir: Path | None = None,
-    after: str | None = None,
+    run_dir: Path | str | None = None,
+    after: str | int | None = None,
     sbatch: Sequence[str] = (),
     slurm: Slurm | None = None,
     **overrides: Any,
 ) -> Run:
-    """Submit a run; ``overrides`` are sections of the configuration: ``trainer={"steps": 20}, mode="sync"``. See :func:`prepare`.
+    """Submit a run; ``overrides`` are sections of the configuration: ``trainer={"steps": 20}, mode="sync"``.
+
+    Call it from the project's root directory. ``run_dir``, ``after`` (another run's ``job_id``) and ``sbatch``
+    (``["--nodes=2", ":", "--nodes=4"]``) are explained at :func:`prepare`; ``slurm`` stands in for the site's commands.
 
     Raises UserError, EnvironmentFault.
     """
     sets = [f"{key}={json.dumps(value)}" for key, value in _leaves(overrides)]
     return send(prepare(config, sets, run_dir=run_dir, after=after, sbatch=sbatch), slurm or Slurm())
+
+
+def _no_arrays(options: Sequence[str]) -> Sequence[str]:
+    if isinstance(options, str):
+        raise UserError(f"sbatch={options!r}: give a list, one option an element: ['--nodes=2', ':', '--nodes=4']")
+    if any(option.partition("=")[0] == "--array" for option in options):
+        raise UserError("--array: Slurm has no arrays of heterogeneous jobs; submit one run for each element")
+    return options
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -32,9 +32,9 @@ def run_script(script: str, arguments: Sequence[str], options: Sequence[str] = (
     return "\n".join([head, "", f"set -- {shlex.join(arguments)}", *lines[last + 1 :], ""])
 
 
-def after_option(job_id: str) -> str:
+def after_option(job_id: str | int) -> str:
     """sbatch's option to start once ``job_id`` has ended, however it ended. Raises UserError."""
-    leader = job_id.removesuffix("+0")
+    leader = str(job_id).removesuffix("+0")
     if not leader.isdigit():
         raise UserError(
             f"--after {job_id}: expected the id of a job, for example 44 (of a heterogeneous job: its leader's)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -17,7 +18,7 @@ from typer.testing import CliRunner
 from hpcrl.cli import follow as following
 from hpcrl.cli.follow import describe, follow, lost_job
 from hpcrl.cli.main import app
-from hpcrl.errors import RunError
+from hpcrl.errors import InfraError, RunError
 from hpcrl.protocol import messages as m
 from hpcrl.protocol.rundir import RunDir, publish_text
 from hpcrl.protocol.status import Status
@@ -56,7 +57,11 @@ def end(run: RunDir, state: str, reason: str = "") -> str:
         (["run", "/nowhere/x.yaml"], "cannot read the configuration /nowhere/x.yaml: No such file or directory"),
         (["run", "--resume", "/nowhere/r"], "--resume /nowhere/r: no run there"),
         (["submit", "/nowhere/x.yaml"], "cannot read the configuration /nowhere/x.yaml"),
-        (["status", "/nowhere/r"], "/nowhere/r holds no run"),
+        (
+            ["status", "/nowhere/r"],
+            "/nowhere/r holds no run (config.resolved.yaml is missing); a submitted run writes it when",
+        ),
+        (["status", "/nowhere/r", "--follow", "--json"], "--follow and --json exclude each other"),
         (["report", "/nowhere/r"], "/nowhere/r holds no run"),
         (["shards", "ls", "/nowhere/r"], "/nowhere/r is neither a shard nor a directory"),
         (["tasks", "check", "/nowhere/t"], "/nowhere/t"),
@@ -112,6 +117,28 @@ def test_status_of_a_run_that_ended(run: RunDir) -> None:
     result = RUNNER.invoke(app, ["status", str(run.root)])
     assert result.exit_code == 0
     assert "r: failed (trainer on n1: out of memory)" in " ".join(result.stdout.split())
+    result = RUNNER.invoke(app, ["status", str(run.root), "--json"])
+    assert json.loads(result.stdout)["reason"] == "trainer on n1: out of memory"
+
+
+def test_status_of_a_run_whose_launcher_died(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Silent:
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        def call(self, *_: object) -> None:
+            raise InfraError("coordinator_gone", "no answer")
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr("hpcrl.protocol.client.Client", Silent)
+    for over, said in (
+        ("job 44 ended (failed) before its run did", "44 ended .*--resume .* continues it"),
+        ("", "does not answer: it is starting, .*or it was cut off .*no answer"),
+    ):
+        monkeypatch.setattr(following, "_noted_job", lambda _, over=over: lambda: over)
+        result = RUNNER.invoke(app, ["status", str(run.root)])
+        assert result.exit_code == 1
+        assert re.search(said, result.stderr)
 
 
 @pytest.mark.usefixtures("quick")
@@ -121,6 +148,20 @@ def test_following_ends_with_the_runs_reason(run: RunDir) -> None:
     with pytest.raises(RunError, match="the run failed: worker was killed"):
         follow(run)
     timer.join()
+
+
+def test_added_workers_say_where_their_job_speaks(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcrl.launch.workers.add_workers", lambda *_, **__: "44")
+    monkeypatch.setattr("hpcrl.launch.submit.job_output", lambda job: Path(f"/there/slurm-{job}.out"))
+    said = RUNNER.invoke(app, ["workers", "add", str(run.root)]).stdout
+    assert "submitted job 44; its output: /there/slurm-44.out; end it at any time: scancel 44" in said
+
+
+@pytest.mark.usefixtures("quick")
+def test_following_a_run_that_was_cancelled(run: RunDir) -> None:
+    end(run, "cancelled", "stopped by SIGTERM")
+    with pytest.raises(RunError, match="the run was cancelled: stopped by SIGTERM"):
+        follow(run)
 
 
 @pytest.mark.usefixtures("quick")
@@ -190,7 +231,7 @@ def test_without_slurm_the_recorded_end_counts(run: RunDir, monkeypatch: pytest.
     publish_text(run.job, "46\n")
     end(run, "timeout", "why")
     monkeypatch.setattr(following.shutil, "which", lambda _: None)
-    with pytest.raises(RunError, match="the run timeout: why"):
+    with pytest.raises(RunError, match="the run came to its time limit: why"):
         follow(run)
 
 
@@ -198,9 +239,9 @@ def test_without_slurm_the_recorded_end_counts(run: RunDir, monkeypatch: pytest.
 def test_a_run_that_ran_into_its_limit_for_good(run: RunDir) -> None:
     end(run, "timeout", "the time limit is near")
     answers = iter(["", "job 44 ended"])
-    with pytest.raises(RunError, match="the run timeout: the time limit is near"):
+    with pytest.raises(RunError, match="the run came to its time limit: the time limit is near"):
         follow(run, lambda: next(answers))
-    with pytest.raises(RunError, match="the run timeout"):
+    with pytest.raises(RunError, match="the run came to its time limit"):
         follow(run)  # nobody to ask whether it goes on
 
 

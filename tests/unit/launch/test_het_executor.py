@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,40 @@ def test_an_unknown_parameter_is_named(executor: HetExecutor) -> None:
         executor.submit_het([Component(int, gpus_per_nod=1)])
 
 
+@pytest.mark.parametrize("name", ["nodes", "tasks_per_node"])
+@pytest.mark.parametrize("value", ["two", 0, -1])
+def test_sizes_are_whole_numbers(executor: HetExecutor, name: str, value: object) -> None:
+    with pytest.raises(UserError, match=f"component 0: {name} is {value!r}; give a whole number"):
+        executor.submit_het([Component(int, **{name: value})])
+
+
+def test_a_dependency_belongs_to_the_whole_job(executor: HetExecutor, slurm: FakeSlurm) -> None:
+    with pytest.raises(UserError, match="component 1: dependency is set for the whole job; give it to component 0"):
+        executor.submit_het([Component(int), Component(int, dependency="afterok:3")])
+    executor.submit_het([Component(int, dependency="afterok:3"), Component(int, dependency="afterok:3")])
+    assert slurm.texts[0].count("--dependency=afterok:3") == 1
+
+
+def test_what_is_no_component(executor: HetExecutor) -> None:
+    with pytest.raises(UserError, match=r"3 cannot be called"):
+        Component(3)  # type: ignore[arg-type]
+    for wrong in ("abc", 3):
+        with pytest.raises(UserError, match=r"give a tuple, of one argument too: \(x,\)"):
+            Component(int, wrong)  # type: ignore[arg-type]
+    for one in (Component(int), [int]):
+        with pytest.raises(UserError, match="submit_het takes a list of Components"):
+            executor.submit_het(one)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="needs at least one"):
+        executor.submit_het([])
+
+
+def test_what_cannot_be_pickled_is_not_submitted(executor: HetExecutor, slurm: FakeSlurm) -> None:
+    with pytest.raises(UserError, match=r"component 1: function and arguments cannot be handed to the tasks: .*lock"):
+        executor.submit_het([Component(int), Component(int, (threading.Lock(),))])
+    assert not slurm.texts
+    assert not list(executor.folder.iterdir())
+
+
 def test_only_the_first_component_asks_for_the_requeue(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(Slurm, "requeue", lambda self, job_id: asked.append(job_id))
@@ -151,3 +186,8 @@ def test_the_same_calls_on_this_machine(tmp_path: Path) -> None:
     assert job.components[0].results() == ["a/b", "a/b"]
     with pytest.raises(utils.FailedJobError, match="invalid literal for int"):
         job.components[1].result()
+
+
+def test_this_machine_refuses_what_slurm_would(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"component 0: .*gpus_per_nod"):
+        LocalHetExecutor(tmp_path).submit_het([Component(int, gpus_per_nod=1)])

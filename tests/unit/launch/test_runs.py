@@ -9,7 +9,7 @@ import pytest
 import yaml
 from fake_slurm import FakeSlurm
 
-from hpcrl.errors import ConfigError, UserError
+from hpcrl.errors import ConfigError, EnvironmentFault, UserError
 from hpcrl.launch import Outcome, Run, submit_run
 from hpcrl.launch.runs import SCRIPT
 from hpcrl.launch.script import after_option, run_script
@@ -68,6 +68,7 @@ def test_options_that_cannot_be_written_into_it(options: list[str], message: str
 def test_after_what() -> None:
     with pytest.raises(UserError, match="expected the id of a job"):
         after_option("44+1")
+    assert after_option(44) == "--dependency=afterany:44"
 
 
 @pytest.fixture
@@ -107,7 +108,23 @@ def test_what_cannot_be_is_refused_before_anything_is_submitted(config: Path) ->
         submit_run(config, slurm=slurm, trainer={"stepz": 20})
     with pytest.raises(UserError, match=r"trainer\.steps: range is no value"):
         submit_run(config, slurm=slurm, trainer={"steps": range(3)})
+    with pytest.raises(UserError, match=r"give a list, one option an element: \['--nodes=2'"):
+        submit_run(config, slurm=slurm, sbatch="--nodes=2")
+    with pytest.raises(UserError, match="no arrays of heterogeneous jobs; submit one run for each element"):
+        submit_run(config, slurm=slurm, sbatch=["--array=0-3"])
     assert not slurm.texts
+
+
+def test_a_run_directory_may_be_text(config: Path, tmp_path: Path) -> None:
+    assert submit_run(config, run_dir="mine", slurm=FakeSlurm()).root == tmp_path / "mine"
+
+
+def test_elsewhere_the_first_thing_said_is_where_to_go(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("/")
+    with pytest.raises(EnvironmentFault, match="is not here; call this from the project's root directory"):
+        submit_run(config, slurm=FakeSlurm(), model={"path": "relative"})
 
 
 @pytest.mark.parametrize(
