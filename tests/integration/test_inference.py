@@ -23,6 +23,7 @@ from hpcrl.inference.proxy import Proxy
 from hpcrl.inference.replica import Replica
 from hpcrl.protocol.keys import AttemptKey, records_key, sign_attempt_key
 from hpcrl.protocol.record import AttemptRecord
+from hpcrl.sandbox.procs import children
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -333,7 +334,7 @@ def test_killed_engine_is_replaced_and_reloaded(
     loop.run(replica.flip("0.3", manifest, staging))
     guard = replica._engines.server(0).pid
     assert guard is not None
-    api_server = min(pid for pid in session_members(guard) if pid != guard)
+    (api_server,) = children(guard)
     began = time.monotonic()
     os.kill(api_server, signal.SIGKILL)
     while replica.restarts == 0 and time.monotonic() - began < 120:

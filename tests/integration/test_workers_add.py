@@ -47,7 +47,7 @@ def attempts_of(run: RunDir, job_id: str) -> list[str]:
 
 def test_workers_join_take_attempts_go_and_leave_with_the_run(jobs: Jobs) -> None:
     sets = scaled_down(
-        jobs.folder, "trainer.steps=6", "tasks.eval=null", "coordinator.infra_retries=0", "model.stage=/tmp"
+        jobs.folder, "trainer.steps=18", "tasks.eval=null", "coordinator.infra_retries=0", "model.stage=/tmp"
     )
     job = jobs.submit(CONFIG, *sets, sbatch=SMALLEST)
     run = RunDir(job.run_dir)
@@ -61,8 +61,8 @@ def test_workers_join_take_attempts_go_and_leave_with_the_run(jobs: Jobs) -> Non
 
     assert job.wait(START_S) == "COMPLETED", job.evidence()
     summary = read(run.summary)
-    assert (summary["state"], summary["steps"], summary["duplicates"]) == ("success", 6, 0)
-    check_every_trained_trajectory(run, groups=12)
+    assert (summary["state"], summary["steps"], summary["duplicates"]) == ("success", 18, 0)
+    check_every_trained_trajectory(run, groups=36)
     taken = attempts_of(run, gone)
     assert "consumed" in taken
     assert "infra_failed" not in taken
